@@ -1,0 +1,1 @@
+"""The plan: file + environment + flags -> one frozen Plan; strict; all faults at once."""
