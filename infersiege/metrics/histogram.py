@@ -38,7 +38,8 @@ def buckets_of(ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     half = np.where(upper > 0, upper, values)
     bits = np.frexp(half.astype(np.float64))[1].astype(np.int64) + np.where(upper > 0, 32, 0)
     exponent = np.maximum(bits - 8, 0)
-    return exponent * 128 + (values >> exponent)
+    indexes: npt.NDArray[np.int64] = exponent * 128 + (values >> exponent)
+    return indexes
 
 
 def bucket_bounds(index: int) -> tuple[int, int]:

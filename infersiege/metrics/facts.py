@@ -1,0 +1,87 @@
+"""What a summary needs beside the turns: plain values, so that metrics depend on no plan and no run directory."""
+
+from __future__ import annotations
+
+import msgspec
+
+from infersiege.records import TraceAccount, WorkerSummary
+
+
+class SteadyWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """The steady phase of one stage, [start_ns, end_ns) on the master's clock. Those of two stages never overlap."""
+
+    stage: str
+    start_ns: int
+    end_ns: int
+
+    @property
+    def duration_ns(self) -> int:
+        return max(self.end_ns - self.start_ns, 0)
+
+
+class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The load that the plan asked for in one stage."""
+
+    mode: str
+    """`closed`, `open` or `replay`."""
+    stage: str | None = None
+    """None: every stage."""
+    scenario: str | None = None
+    """None: shared by all scenarios."""
+    users: int | None = None
+    """Closed: sessions at a time, over all workers."""
+    rate: float | None = None
+    """Open: sessions per second, over all workers."""
+
+
+class RequestLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit that each single turn is held to (goodput), in the metric's unit."""
+
+    metric: str
+    at_most: float
+    scenario: str | None = None
+    channel: str | None = None
+    stage: str | None = None
+
+    def covers(self, scenario: str, channel: str, stage: str) -> bool:
+        return Cut(scenario=self.scenario, channel=self.channel, stage=self.stage).covers(scenario, channel, stage)
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the run; None: all."""
+
+    scenario: str | None = None
+    channel: str | None = None
+    stage: str | None = None
+
+    def covers(self, scenario: str, channel: str, stage: str) -> bool:
+        return self.scenario in (None, scenario) and self.channel in (None, channel) and self.stage in (None, stage)
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of one run that are in no turn. Instants in ns since the Unix epoch on the master's clock."""
+
+    run_id: str
+    name: str
+    started_ns: int
+    ended_ns: int
+    interrupted: bool = False
+    emulated: bool = False
+    """A target said that it is our own emulator (turns with the flag `emulated` say so as well)."""
+    steady: tuple[SteadyWindow, ...] = ()
+    loads: tuple[AskedLoad, ...] = ()
+    limits: tuple[RequestLimit, ...] = ()
+    """Per-request limits behind goodput (gate.request_limits)."""
+    cuts: tuple[Cut, ...] = ()
+    """Groups that rules need beside the usual ones (gate.cuts)."""
+    streamed: dict[str, bool] = {}
+    """Channel -> a stream was asked for; channels that are not named were streamed."""
+    cache_hints: dict[str, str] = {}
+    """Channel -> which flag of the server would make it tell cached tokens."""
+    planned_turns: int | None = None
+    """Turns of all started sessions, as the workers planned them; None: only the records tell."""
+    traces: tuple[TraceAccount, ...] = ()
+    workers: tuple[WorkerSummary, ...] = ()
+    invalid: tuple[str, ...] = ()
+    """Reasons that only the master could see."""
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,77 @@
+"""What one turn gives to each metric, in ns or tokens; None when it does not give it (docs/metrics.md)."""
+
+from __future__ import annotations
+
+from infersiege.records import TurnRecord
+
+NS_PER_MS = 1_000_000
+
+BURST_NS = 1 * NS_PER_MS
+"""Chunks closer than this are not told apart: a proxy or one write held them (ST-24)."""
+
+
+def _span(start_ns: int | None, end_ns: int | None) -> int | None:
+    """A time that really passed. An end at or before its start is a broken clock, not a time of 0 (ST-25)."""
+    if start_ns is None or end_ns is None or end_ns <= start_ns:
+        return None
+    return end_ns - start_ns
+
+
+def ttft(turn: TurnRecord) -> int | None:
+    return _span(turn.sent_ns, turn.first_token_ns)
+
+
+def ttfa(turn: TurnRecord) -> int | None:
+    return _span(turn.sent_ns, turn.first_answer_ns)
+
+
+def tpot(turn: TurnRecord) -> float | None:
+    first, last, tokens = turn.first_token_ns, turn.last_token_ns, turn.output_tokens
+    if first is None or last is None or tokens is None:
+        return None
+    after_first = tokens - (turn.first_chunk_tokens or 1)
+    if tokens < 2 or after_first < 1:
+        return None
+    # A whole answer in one read or within a millisecond: that is how it was delivered, not how it was generated.
+    if last - first < BURST_NS:
+        return None
+    return (last - first) / after_first
+
+
+def _end_of_answer(turn: TurnRecord) -> int | None:
+    # An answer that was not streamed has no chunks: its text came with the body.
+    return turn.last_token_ns if turn.chunks or turn.last_token_ns is not None else turn.closed_ns
+
+
+def e2e(turn: TurnRecord) -> int | None:
+    return _span(turn.sent_ns, _end_of_answer(turn))
+
+
+def closed(turn: TurnRecord) -> int | None:
+    return _span(turn.sent_ns, turn.closed_ns)
+
+
+def ttft_from_due(turn: TurnRecord) -> int | None:
+    return _span(turn.due_ns, turn.first_token_ns)
+
+
+def e2e_from_due(turn: TurnRecord) -> int | None:
+    return _span(turn.due_ns, _end_of_answer(turn))
+
+
+def lateness(turn: TurnRecord) -> int | None:
+    return None if turn.attempt_ns is None else turn.attempt_ns - turn.due_ns
+
+
+def upload(turn: TurnRecord) -> int | None:
+    if turn.sent_ns is None or turn.sent_end_ns is None:
+        return None
+    return turn.sent_end_ns - turn.sent_ns
+
+
+def time_to_error(turn: TurnRecord) -> int | None:
+    return _span(turn.attempt_ns, turn.closed_ns)
+
+
+def closed_from_due(turn: TurnRecord) -> int | None:
+    return _span(turn.due_ns, turn.closed_ns)
