@@ -18,6 +18,8 @@ def _meta(description: str, **extra: Any) -> Meta:
 
 
 DURATION: dict[str, Any] = {"unit": "duration"}
+SPAN: dict[str, Any] = {"unit": "duration", "above": 0}
+"""A duration that must not be 0."""
 
 SECOND_NS = 1_000_000_000
 
@@ -25,33 +27,41 @@ SECOND_NS = 1_000_000_000
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """Ends the run by work instead of time."""
 
-    sessions: Annotated[int | None, _meta("Sessions to play in all, over all workloads", unit="sessions", at_least=1)] = None
+    sessions: Annotated[
+        int | None, _meta("Sessions to play in all, over all workloads", unit="sessions", at_least=1)
+    ] = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """[run]: what to call it, how long, from which seed."""
 
     name: Annotated[str | None, _meta("Name of the run; default: the plan file's name")] = None
-    duration_ns: Annotated[int | None, _meta("How long load is offered (warm-up included, drain excluded)", **DURATION)] = None
+    duration_ns: Annotated[int | None, _meta("How long load is offered (warm-up included, drain excluded)", **SPAN)] = (
+        None
+    )
     stop: Annotated[Stop | None, _meta("Stop after an amount of work instead")] = None
     seed: Annotated[int, _meta("Seed of every random choice: arrivals, workloads, text", at_least=0)] = 1
     nonce: Annotated[
         str | None, _meta("Salt of the prompts; new for each run unless set; set it to repeat a run to the letter")
     ] = None
     workers: Annotated[int, _meta("Worker processes that `run` starts on this host", unit="processes", at_least=1)] = 1
-    wait_for_workers_ns: Annotated[int, _meta("How long to wait for all workers to be ready", **DURATION)] = 60 * SECOND_NS
+    wait_for_workers_ns: Annotated[int, _meta("How long to wait for all workers to be ready", **DURATION)] = (
+        60 * SECOND_NS
+    )
     repeats: Annotated[int, _meta("Runs to make of this plan", unit="runs", later="repeated runs", at_least=1)] = 1
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """The four deadlines of one request."""
 
-    connect_ns: Annotated[int, _meta("Name look-up, TCP connect and TLS handshake", **DURATION)] = 10 * SECOND_NS
-    first_token_ns: Annotated[int, _meta("From the first byte sent to the first generated text", **DURATION)] = 120 * SECOND_NS
-    idle_ns: Annotated[int, _meta("Longest silence once the answer has begun (comments count as life)", **DURATION)] = (
+    connect_ns: Annotated[int, _meta("Name look-up, TCP connect and TLS handshake", **SPAN)] = 10 * SECOND_NS
+    first_token_ns: Annotated[int, _meta("From the first byte sent to the first generated text", **SPAN)] = (
+        120 * SECOND_NS
+    )
+    idle_ns: Annotated[int, _meta("Longest silence once the answer has begun (comments count as life)", **SPAN)] = (
         60 * SECOND_NS
     )
-    total_ns: Annotated[int, _meta("The whole request, from the first byte sent", **DURATION)] = 600 * SECOND_NS
+    total_ns: Annotated[int, _meta("The whole request, from the first byte sent", **SPAN)] = 600 * SECOND_NS
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +69,9 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
     input: Annotated[float | None, _meta("Input tokens", unit="per million tokens", at_least=0)] = None
     cached: Annotated[float | None, _meta("Cached input tokens", unit="per million tokens", at_least=0)] = None
-    cache_write: Annotated[float | None, _meta("Tokens written to the cache", unit="per million tokens", at_least=0)] = None
+    cache_write: Annotated[
+        float | None, _meta("Tokens written to the cache", unit="per million tokens", at_least=0)
+    ] = None
     output: Annotated[float | None, _meta("Output tokens", unit="per million tokens", at_least=0)] = None
     gpu_hour: Annotated[float | None, _meta("One GPU for one hour (local engines)", at_least=0)] = None
 
@@ -75,8 +87,12 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     """What the account allows; kept across workers."""
 
-    requests_per_minute: Annotated[int | None, _meta("Requests in any sliding minute", later="rate limits", at_least=1)] = None
-    tokens_per_minute: Annotated[int | None, _meta("Tokens in any sliding minute", later="rate limits", at_least=1)] = None
+    requests_per_minute: Annotated[
+        int | None, _meta("Requests in any sliding minute", later="rate limits", at_least=1)
+    ] = None
+    tokens_per_minute: Annotated[int | None, _meta("Tokens in any sliding minute", later="rate limits", at_least=1)] = (
+        None
+    )
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +103,8 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         str | None, _meta("Address of the server, with or without /v1 and endpoint; the final URL is printed")
     ] = None
     base_urls: Annotated[
-        tuple[str, ...], _meta("Replicas without a balancer, used in turn by session", later="replicas without a balancer")
+        tuple[str, ...],
+        _meta("Replicas without a balancer, used in turn by session", later="replicas without a balancer"),
     ] = ()
     model: Annotated[str, _meta("Model name to ask for")]
     dialect: Annotated[str | None, _meta("Wire protocol; default: the engine's", choices="DIALECTS")] = None
@@ -102,7 +119,9 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     keep_alive: Annotated[bool, _meta("Reuse a user's connection for its next turn")] = True
     retries: Annotated[int, _meta("Times a failed request is sent again", later="retries", at_least=0)] = 0
-    proxy: Annotated[str | None, _meta("Proxy URL; proxy variables of the environment are never used", later="proxies")] = None
+    proxy: Annotated[
+        str | None, _meta("Proxy URL; proxy variables of the environment are never used", later="proxies")
+    ] = None
     ca: Annotated[str | None, _meta("PEM file of certificate authorities to trust instead of the system's")] = None
     insecure: Annotated[bool, _meta("Do not verify the server's certificate; shown in the report")] = False
     tokenizer: Annotated[str | None, _meta("A local tokenizer.json for exact lengths", later="local tokenizers")] = None
@@ -110,7 +129,11 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], _meta("Response headers to send back within a session", later="session affinity")
     ] = ()
     from_file: Annotated[
-        str | None, _meta("Read the channel from another tool's settings (`config.toml#model_providers.NAME`)", later="channels from other tools")
+        str | None,
+        _meta(
+            "Read the channel from another tool's settings (`config.toml#model_providers.NAME`)",
+            later="channels from other tools",
+        ),
     ] = None
     timeouts: Annotated[Timeouts, _meta("Deadlines")] = Timeouts()
     price: Annotated[Price | None, _meta("Prices")] = None
@@ -122,17 +145,25 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One part of the run with one target load."""
 
     name: Annotated[str | None, _meta("Name of the stage; default: its number and load")] = None
-    duration_ns: Annotated[int, _meta("How long", **DURATION)]
+    duration_ns: Annotated[int, _meta("How long", **SPAN)]
     users: Annotated[int | None, _meta("Closed loop: concurrent sessions", unit="sessions", at_least=1)] = None
     rate: Annotated[float | None, _meta("Open loop: sessions per second", unit="sessions/s", above=0)] = None
     warmup_ns: Annotated[int | None, _meta("Warm-up inside the stage; default: [load] warmup", **DURATION)] = None
-    ramp_ns: Annotated[int | None, _meta("Time over which the load is reached", later="ramps inside stages", **DURATION)] = None
+    ramp_ns: Annotated[
+        int | None, _meta("Time over which the load is reached", later="ramps inside stages", **DURATION)
+    ] = None
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """[load]: how much, and in which way."""
 
-    mode: Annotated[str, _meta("closed: so many users at a time; open: arrivals whatever the answers do; replay: the trace's own times", choices=("closed", "open", "replay"))] = "closed"
+    mode: Annotated[
+        str,
+        _meta(
+            "closed: so many users at a time; open: arrivals whatever the answers do; replay: the trace's own times",
+            choices=("closed", "open", "replay"),
+        ),
+    ] = "closed"
     users: Annotated[int | None, _meta("closed: concurrent sessions", unit="sessions", at_least=1)] = None
     rate: Annotated[float | None, _meta("open: sessions per second", unit="sessions/s", above=0)] = None
     arrivals: Annotated[str, _meta("open: the arrival process", choices="ARRIVALS")] = "poisson"
@@ -140,14 +171,31 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         float | None, _meta("gamma arrivals: shape; 1 is Poisson, below is burstier", later="gamma arrivals", above=0)
     ] = None
     speed: Annotated[float, _meta("replay: how many times faster than the trace", above=0)] = 1.0
-    jitter_ns: Annotated[int, _meta("replay: spread arrivals that share a tick over this long", later="tick jitter", **DURATION)] = 0
-    ramp_ns: Annotated[int, _meta("closed: users start evenly over this time, so that prefills don't coincide", **DURATION)] = 1 * SECOND_NS
+    jitter_ns: Annotated[
+        int, _meta("replay: spread arrivals that share a tick over this long", later="tick jitter", **DURATION)
+    ] = 0
+    ramp_ns: Annotated[
+        int, _meta("closed: users start evenly over this time, so that prefills don't coincide", **DURATION)
+    ] = 1 * SECOND_NS
     warmup_ns: Annotated[int, _meta("Left out of every figure, from the start of each stage", **DURATION)] = 0
-    drain_ns: Annotated[int, _meta("How long open turns may still take after the end, before they are cancelled", **DURATION)] = (
-        30 * SECOND_NS
-    )
-    late: Annotated[str, _meta("What to do with arrivals that passed while the worker was behind: send (at most at twice the rate) or drop", choices=("send", "drop"))] = "send"
-    max_in_flight: Annotated[int | None, _meta("open: most sessions at a time, over all workers; what comes above follows `late`", unit="sessions", at_least=1)] = None
+    drain_ns: Annotated[
+        int, _meta("How long open turns may still take after the end, before they are cancelled", **DURATION)
+    ] = 30 * SECOND_NS
+    late: Annotated[
+        str,
+        _meta(
+            "Arrivals that passed while the worker was behind: send them (at most at twice the rate) or drop them",
+            choices=("send", "drop"),
+        ),
+    ] = "send"
+    max_in_flight: Annotated[
+        int | None,
+        _meta(
+            "open: most sessions at a time, over all workers; what comes above follows `late`",
+            unit="sessions",
+            at_least=1,
+        ),
+    ] = None
     stages: Annotated[tuple[Stage, ...], _meta("Parts with different loads, one after the other", later="stages")] = ()
 
 
@@ -155,27 +203,53 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """[[workload]]: a trace, and where its sessions go."""
 
     scenario: Annotated[str, _meta("Name by which results are split")]
-    trace: Annotated[str, _meta("`builtin:short-qa`, `builtin:long-document`, `builtin:agent`, or a path (relative to the plan file)")]
+    trace: Annotated[
+        str,
+        _meta("`builtin:short-qa`, `builtin:long-document`, `builtin:agent`, or a path (relative to the plan file)"),
+    ]
     format: Annotated[str | None, _meta("Trace format, if it can't be told from the content", choices="READERS")] = None
     channel: Annotated[str | None, _meta("Channel; may be left out when there is one")] = None
     weight: Annotated[float, _meta("Share of sessions, when workloads share [load]", above=0)] = 1.0
-    language: Annotated[str, _meta("Language of the built-in workloads and of synthesised text", choices=("en", "zh"))] = "en"
+    language: Annotated[
+        str, _meta("Language of the built-in workloads and of synthesised text", choices=("en", "zh"))
+    ] = "en"
     limit: Annotated[int | None, _meta("Use only the first rows of the trace", unit="sessions", at_least=1)] = None
     wrap: Annotated[bool, _meta("Start again at the end of the trace (reported as repeat factor)")] = False
-    history: Annotated[str, _meta("What earlier answers are in the next request: the trace's (recorded, the same for every engine) or the engine's own (live)", choices=("recorded", "live"))] = "recorded"
+    history: Annotated[
+        str,
+        _meta(
+            "Earlier answers in the next request: the trace's (recorded, the same everywhere) or the engine's (live)",
+            choices=("recorded", "live"),
+        ),
+    ] = "recorded"
     salt: Annotated[
-        bool | None, _meta("A salt at the start of every prompt, so that no cache outlives the run; default: on, with sharing kept inside a run where the trace means it")
+        bool | None,
+        _meta(
+            "A salt at the start of every prompt, so that no cache outlives the run; default: on; "
+            "sharing that the trace means is kept inside the run"
+        ),
     ] = None
     delay_scale: Annotated[float, _meta("Think and tool times are multiplied by this", at_least=0)] = 1.0
     delay_cap_ns: Annotated[int | None, _meta("Longest think or tool time, after scaling", **DURATION)] = 60 * SECOND_NS
-    length_scale: Annotated[float, _meta("Prompt lengths of synthesised text are multiplied by this (for small models)", above=0)] = 1.0
+    length_scale: Annotated[
+        float, _meta("Prompt lengths of synthesised text are multiplied by this (for small models)", above=0)
+    ] = 1.0
     output_scale: Annotated[float, _meta("Asked output lengths are multiplied by this", above=0)] = 1.0
     max_tokens: Annotated[int | None, _meta("Cap of every asked output length", unit="tokens", at_least=1)] = None
     max_turns: Annotated[int | None, _meta("Play only the first turns of a session", unit="turns", at_least=1)] = None
-    context_limit: Annotated[int | None, _meta("Longest prompt plus output that the model takes", unit="tokens", at_least=1)] = None
-    too_long: Annotated[str, _meta("What to do with turns over context_limit: skip (the turn and the rest of its session)", choices=("skip",))] = "skip"
+    context_limit: Annotated[
+        int | None, _meta("Longest prompt plus output that the model takes", unit="tokens", at_least=1)
+    ] = None
+    too_long: Annotated[
+        str,
+        _meta(
+            "What to do with turns over context_limit: skip (the turn and the rest of its session)", choices=("skip",)
+        ),
+    ] = "skip"
     options: Annotated[dict[str, Any], _meta("Options of a built-in workload (docs/traces.md)")] = {}
-    load: Annotated[Load | None, _meta("A load of its own: mixed closed and open in one run", later="a load per workload")] = None
+    load: Annotated[
+        Load | None, _meta("A load of its own: mixed closed and open in one run", later="a load per workload")
+    ] = None
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,15 +257,22 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
     metric: Annotated[str, _meta("Metric", choices="METRICS")]
     stat: Annotated[str | None, _meta("Statistic; needed for distributions, none for rates", choices="STATS")] = None
-    at_most: Annotated[float | None, _meta("Written `max`: highest value that passes, with its unit (`800ms`, `1%`)", key="max", unit="metric")] = None
+    at_most: Annotated[
+        float | None,
+        _meta("Written `max`: highest value that passes, with its unit (`800ms`, `1%`)", key="max", unit="metric"),
+    ] = None
     at_least: Annotated[float | None, _meta("Written `min`: lowest value that passes", key="min", unit="metric")] = None
     scenario: Annotated[str | None, _meta("Only this scenario")] = None
     channel: Annotated[str | None, _meta("Only this channel")] = None
     stage: Annotated[str | None, _meta("Only this stage")] = None
-    min_samples: Annotated[int | None, _meta("Fewer are `no data`; default: the statistic's floor", unit="turns", at_least=1)] = None
+    min_samples: Annotated[
+        int | None, _meta("Fewer are `no data`; default: the statistic's floor", unit="turns", at_least=1)
+    ] = None
     severity: Annotated[str, _meta("fail, or warn (shown, never fails the gate)", choices=("fail", "warn"))] = "fail"
     abort: Annotated[bool, _meta("Stop a run that can't pass any more", later="early abort")] = False
-    relative_max: Annotated[float | None, _meta("Largest change against the baseline", later="baselines", unit="ratio")] = None
+    relative_max: Annotated[
+        float | None, _meta("Largest change against the baseline", later="baselines", unit="ratio")
+    ] = None
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +293,9 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     influx_org: Annotated[str | None, _meta("Organisation (2.x)", later="InfluxDB")] = None
     influx_token_env: Annotated[str | None, _meta("Environment variable that holds the token", later="InfluxDB")] = None
     gpu: Annotated[bool, _meta("Sample this host's GPUs into the run directory", later="GPU series")] = False
-    engine_metrics: Annotated[bool, _meta("Scrape the engine's /metrics into the run directory", later="engine series")] = False
+    engine_metrics: Annotated[
+        bool, _meta("Scrape the engine's /metrics into the run directory", later="engine series")
+    ] = False
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):

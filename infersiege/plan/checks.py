@@ -1,0 +1,324 @@
+"""What single keys can't tell: combinations that make no sense, names that don't exist, secrets in the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from infersiege.channels import DIALECTS, PROFILES
+from infersiege.channels.url import endpoint_url
+from infersiege.errors import InfersiegeError, UsageError
+from infersiege.plan.convert import SECRET_KEYS
+from infersiege.plan.defaults import BUILTIN, default_base_url, local_file
+from infersiege.plan.faults import Faults
+from infersiege.plan.locate import KeyPath
+from infersiege.plan.registries import names
+from infersiege.plan.schema import Channel, Plan, Slo, Workload
+from infersiege.plan.values import format_duration
+from infersiege.redact import api_key, looks_secret
+
+_ACTS_IN: Mapping[str, tuple[str, ...]] = {
+    "users": ("closed",),
+    "ramp": ("closed",),
+    "rate": ("open",),
+    "arrivals": ("open",),
+    "speed": ("replay",),
+    "late": ("open", "replay"),
+    "max_in_flight": ("open", "replay"),
+}
+"""Keys of [load] that mean something only in some modes; elsewhere they would be ignored without a word."""
+
+_SECRET_HEADERS = frozenset(
+    {"authorization", "proxy-authorization", "x-api-key", "api-key", "x-auth-token", "x-goog-api-key", "cookie"}
+)
+_OWN_HEADERS = frozenset(
+    {
+        "host",
+        "content-length",
+        "content-type",
+        "transfer-encoding",
+        "connection",
+        "accept",
+        "accept-encoding",
+        "x-request-id",
+    }
+)
+"""Headers that the framing or the measurement depends on."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A plan that may have faults, with what was written. Look only at keys of which `faults.ok` is true."""
+
+    plan: Plan
+    raw: dict[str, Any]
+    faults: Faults
+    base: Path
+    environ: Mapping[str, str] | None
+
+    def written(self, *path: str | int) -> bool:
+        """The key stands in the file or was set."""
+        here: Any = self.raw
+        for part in path:
+            items = dict(enumerate(here)) if isinstance(here, list) else here
+            if not isinstance(items, dict) or part not in items:
+                return False
+            here = items[part]
+        return True
+
+
+def check(plan: Plan, raw: dict[str, Any], faults: Faults, *, base: Path, environ: Mapping[str, str] | None) -> None:
+    """Add every fault that lies between keys. `environ` None: don't look whether the keys' variables are there."""
+    draft = Draft(plan, raw, faults, base, environ)
+    for one in CHECKS:
+        one(draft)
+
+
+def _secrets(draft: Draft) -> None:
+    for path, text in _strings(draft.raw, ()):
+        if draft.faults.ok(*path) and (looks_secret(text) or _secret_name(path)):
+            draft.faults.add(
+                path, "looks like a secret, which must not stand in a plan; name its variable in api_key_env instead"
+            )
+
+
+def _secret_name(path: KeyPath) -> bool:
+    if len(path) < 2 or path[-2] not in ("headers", "extra_body"):
+        return False
+    name = str(path[-1]).lower()
+    return name in _SECRET_HEADERS or (path[-2] == "extra_body" and name in SECRET_KEYS - {"key", "token"})
+
+
+def _strings(raw: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    if isinstance(raw, str):
+        yield path, raw
+    elif isinstance(raw, dict):
+        for key, value in raw.items():
+            yield from _strings(value, (*path, key))
+    elif isinstance(raw, list):
+        for index, value in enumerate(raw):
+            yield from _strings(value, (*path, index))
+
+
+def _run(draft: Draft) -> None:
+    run, faults = draft.plan.run, draft.faults
+    if run.stop is not None and run.stop.sessions is None and faults.ok("run", "stop"):
+        faults.add(("run", "stop"), "says nothing; write stop = {sessions = 1000}")
+    if run.duration_ns is None and run.stop is None and faults.ok("run") and faults.ok("load", "stages"):
+        faults.add(("run",), 'the run has no end; set duration = "5m", or stop = {sessions = 1000}')
+    if (
+        run.duration_ns is not None
+        and faults.ok("run", "duration")
+        and faults.ok("load", "warmup")
+        and draft.plan.load.warmup_ns >= run.duration_ns
+    ):
+        faults.add(
+            ("load", "warmup") if draft.written("load", "warmup") else ("run", "duration"),
+            f"the warm-up ({format_duration(draft.plan.load.warmup_ns)}) takes the whole run "
+            f"({format_duration(run.duration_ns)}): nothing would be measured",
+        )
+
+
+def _load(draft: Draft) -> None:
+    load, faults = draft.plan.load, draft.faults
+    if not faults.ok("load", "mode"):
+        return
+    for key, modes in _ACTS_IN.items():
+        if load.mode not in modes and draft.written("load", key) and faults.ok("load", key):
+            faults.add(("load", key), f"means nothing in mode {load.mode}, only in {' and '.join(modes)}")
+    if load.mode == "closed" and load.users is None and faults.ok("load", "users") and faults.ok("load", "stages"):
+        faults.add(("load",), "mode closed needs users, the number of concurrent sessions")
+    if load.mode == "open" and load.rate is None and faults.ok("load", "rate") and faults.ok("load", "stages"):
+        faults.add(("load",), "mode open needs rate, in sessions per second")
+
+
+def _channels(draft: Draft) -> None:
+    if draft.faults.ok("channel") and not draft.plan.channels:
+        draft.faults.add(("channel",), "no [channel.NAME] in it: where should requests go?")
+    for name, channel in draft.plan.channels.items():
+        _channel(draft, name, channel)
+
+
+def _channel(draft: Draft, name: str, channel: Channel) -> None:
+    faults = draft.faults
+    here = ("channel", name)
+    if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", name):
+        faults.add(here, "a channel's name is 1 to 100 printable characters")
+    if faults.ok(*here, "engine") and faults.ok(*here, "base_url"):
+        _base_url(faults, here, channel)
+    for header, value in channel.headers.items():
+        _header(faults, (*here, "headers", header), header, value)
+    if channel.ca is not None and faults.ok(*here, "ca"):
+        if channel.insecure:
+            faults.add((*here, "ca"), "nothing is verified with insecure = true; leave one of them out")
+        elif not local_file(channel.ca, draft.base).is_file():
+            faults.add((*here, "ca"), f"there is no file {channel.ca}")
+    _key(draft, here, channel)
+
+
+def _base_url(faults: Faults, here: KeyPath, channel: Channel) -> None:
+    if channel.base_url is None:
+        if default_base_url(channel.engine) is None:
+            faults.add((*here, "base_url"), f"is missing; {channel.engine} has no default address")
+        return
+    dialect = channel.dialect or PROFILES[channel.engine].default_dialect
+    if not faults.ok(*here, "dialect"):
+        return
+    try:
+        endpoint_url(channel.base_url, DIALECTS[dialect].path)
+    except InfersiegeError as error:
+        faults.add((*here, "base_url"), f"{error}" + (f"; {error.hint}" if error.hint else ""))
+
+
+def _header(faults: Faults, here: KeyPath, name: str, value: object) -> None:
+    if not faults.ok(*here) or not isinstance(value, str):
+        return
+    if not _TOKEN.fullmatch(name):
+        faults.add(here, "is no name of an HTTP header")
+    elif name.lower() in _OWN_HEADERS:
+        faults.add(here, "is set by infersiege itself")
+    elif not value.isascii() or not value.isprintable():
+        faults.add(here, "its value must be printable ASCII, without line ends")
+
+
+def _key(draft: Draft, here: KeyPath, channel: Channel) -> None:
+    faults = draft.faults
+    variable = channel.api_key_env
+    if variable is not None and channel.api_key_file is not None and faults.ok(*here, "api_key_file"):
+        faults.add((*here, "api_key_file"), "the key comes from api_key_env already; leave one of them out")
+    if variable is not None and faults.ok(*here, "api_key_env"):
+        if not _VARIABLE.fullmatch(variable):
+            faults.add(
+                (*here, "api_key_env"), "is no name of an environment variable (the key itself must not stand here)"
+            )
+        elif draft.environ is not None and not draft.environ.get(variable, "").strip():
+            state = "empty" if variable in draft.environ else "not set"
+            faults.add(
+                (*here, "api_key_env"), f"the environment variable {variable} is {state}; export it with the key"
+            )
+    elif channel.api_key_file is not None and faults.ok(*here, "api_key_file") and draft.environ is not None:
+        path = str(local_file(channel.api_key_file, draft.base))
+        try:
+            api_key(msgspec.structs.replace(channel, api_key_file=path), draft.environ)
+        except UsageError as error:
+            faults.add((*here, "api_key_file"), str(error))
+
+
+def _workloads(draft: Draft) -> None:
+    faults = draft.faults
+    if faults.ok("workload") and not draft.plan.workloads:
+        faults.add(("workload",), "no [[workload]] in it: what should be sent?")
+    seen: dict[tuple[str, str | None], int] = {}
+    for index, workload in enumerate(draft.plan.workloads):
+        here = ("workload", index)
+        _workload_channel(draft, here, workload)
+        if faults.ok(*here, "trace"):
+            _trace(draft, here, workload.trace)
+        if faults.ok(*here, "scenario") and faults.ok(*here, "channel"):
+            first = seen.setdefault((workload.scenario, workload.channel), index)
+            if first != index:
+                faults.add(
+                    (*here, "scenario"),
+                    f"{workload.scenario!r} is on this channel already (workload.{first}): one name, two results",
+                )
+
+
+def _workload_channel(draft: Draft, here: KeyPath, workload: Workload) -> None:
+    faults, channels = draft.faults, tuple(draft.plan.channels)
+    if not faults.ok(*here, "channel") or not channels:
+        return
+    if workload.channel is None:
+        if len(channels) > 1:
+            faults.add(here, f"needs a channel, since there are several: {', '.join(channels)}")
+    elif workload.channel not in channels:
+        faults.add((*here, "channel"), _no_such("channel", workload.channel, channels))
+
+
+def _no_such(kind: str, name: str, there: tuple[str, ...]) -> str:
+    near = get_close_matches(name, there, n=1, cutoff=0.6)
+    return (
+        f"there is no {kind} {name!r}"
+        + (f"; did you mean {near[0]!r}? " if near else "; ")
+        + (f"there are: {', '.join(there)}" if there else "there are none")
+    )
+
+
+def _trace(draft: Draft, here: KeyPath, trace: str) -> None:
+    where = (*here, "trace")
+    if trace.startswith(BUILTIN):
+        name = trace.removeprefix(BUILTIN)
+        known = names("BUILTINS")
+        if name in known.later:
+            draft.faults.add(where, f"{trace} is not built yet; there are: {', '.join(known.now)}")
+        elif name not in known.now:
+            draft.faults.add(where, _no_such("built-in workload", name, known.now))
+        if draft.written(*here, "format") and draft.faults.ok(*here, "format"):
+            draft.faults.add((*here, "format"), "a built-in workload is no file and has no format")
+        return
+    path = local_file(trace, draft.base)
+    if path.is_dir():
+        draft.faults.add(where, f"{path} is a directory, not a trace file")
+    elif not path.exists():
+        hint = f'; for the built-in one write "{BUILTIN}{trace}"' if trace in names("BUILTINS").now else ""
+        draft.faults.add(where, f"there is no file {path}{hint}")
+
+
+def _slos(draft: Draft) -> None:
+    for index, slo in enumerate(draft.plan.slos):
+        _slo(draft, ("slo", index), slo)
+
+
+def _slo(draft: Draft, here: KeyPath, slo: Slo) -> None:
+    faults, plan = draft.faults, draft.plan
+    if slo.at_most is None and slo.at_least is None and faults.ok(*here):
+        faults.add(here, 'has no limit; set max = "800ms" or min = …')
+    if slo.at_most is not None and slo.at_least is not None and slo.at_least > slo.at_most:
+        faults.add((*here, "min"), f"{slo.at_least:g} is above max ({slo.at_most:g}): no value can pass")
+    scenarios = tuple(dict.fromkeys(workload.scenario for workload in plan.workloads))
+    if slo.scenario is not None and slo.scenario not in scenarios and faults.ok("workload"):
+        faults.add((*here, "scenario"), _no_such("scenario", slo.scenario, scenarios))
+    if slo.channel is not None and slo.channel not in plan.channels and faults.ok("channel"):
+        faults.add((*here, "channel"), _no_such("channel", slo.channel, tuple(plan.channels)))
+    if faults.ok(*here, "metric") and faults.ok(*here, "stat"):
+        _slo_metric(draft, here, slo)
+
+
+def _slo_metric(draft: Draft, here: KeyPath, slo: Slo) -> None:
+    from infersiege.metrics.definitions import METRICS, STATS
+
+    faults = draft.faults
+    metric = METRICS[slo.metric]
+    if metric.kind == "distribution" and slo.stat is None:
+        faults.add(here, f"{slo.metric} is a distribution and needs stat: {', '.join(STATS)}")
+    if metric.kind == "rate" and slo.stat is not None:
+        faults.add((*here, "stat"), f"{slo.metric} is one number and has no statistic; leave stat out")
+    if metric.needs_stream and faults.ok("channel") and faults.ok("workload"):
+        silent = _unstreamed(draft.plan, slo)
+        if silent:
+            faults.add(
+                (*here, "metric"),
+                f"{slo.metric} exists only with streaming, but stream = false on channel {', '.join(silent)}",
+            )
+
+
+def _unstreamed(plan: Plan, slo: Slo) -> list[str]:
+    """Channels without streaming, if the rule can see no other ones."""
+    only = next(iter(plan.channels)) if len(plan.channels) == 1 else None
+    used = {
+        workload.channel or only
+        for workload in plan.workloads
+        if slo.scenario is None or workload.scenario == slo.scenario
+    }
+    seen = [name for name in plan.channels if name in used and (slo.channel is None or name == slo.channel)]
+    silent = [name for name in seen if not plan.channels[name].stream]
+    return silent if len(silent) == len(seen) else []
+
+
+CHECKS: tuple[Callable[[Draft], None], ...] = (_run, _load, _channels, _workloads, _slos, _secrets)

@@ -1,0 +1,62 @@
+"""What a plan does not say: names, base URLs and dialects of engines, files relative to the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from infersiege.channels import PROFILES
+from infersiege.plan.schema import Channel, Plan, Workload
+
+BUILTIN = "builtin:"
+"""How the trace of a built-in workload begins."""
+
+CLOUDS: Mapping[str, str] = {
+    "openai": "https://api.openai.com/v1",
+    "taotoken": "https://taotoken.net/api",
+}
+"""Services with one address for everybody."""
+
+
+def default_base_url(engine: str) -> str | None:
+    """Where an engine listens when nobody says otherwise; None for services without one address."""
+    port = PROFILES[engine].default_port
+    return CLOUDS.get(engine) if port is None else f"http://127.0.0.1:{port}/v1"
+
+
+def local_file(written: str, base: Path) -> Path:
+    """A file that a plan names: `~` is the home directory, relative paths begin at the plan's folder."""
+    return base / Path(written).expanduser()
+
+
+def fill(plan: Plan, path: Path) -> Plan:
+    """The plan with its defaults; filling twice changes nothing. The plan must have been checked."""
+    base = path.absolute().parent  # workers may run elsewhere
+    first = next(iter(plan.channels))
+    return msgspec.structs.replace(
+        plan,
+        run=msgspec.structs.replace(plan.run, name=plan.run.name or path.stem),
+        channels={name: _channel(channel, base) for name, channel in plan.channels.items()},
+        workloads=tuple(_workload(workload, first, base) for workload in plan.workloads),
+    )
+
+
+def _channel(channel: Channel, base: Path) -> Channel:
+    return msgspec.structs.replace(
+        channel,
+        base_url=channel.base_url or default_base_url(channel.engine),
+        dialect=channel.dialect or PROFILES[channel.engine].default_dialect,
+        ca=channel.ca and str(local_file(channel.ca, base)),
+        api_key_file=channel.api_key_file and str(local_file(channel.api_key_file, base)),
+    )
+
+
+def _workload(workload: Workload, channel: str, base: Path) -> Workload:
+    trace = workload.trace
+    return msgspec.structs.replace(
+        workload,
+        channel=workload.channel or channel,
+        trace=trace if trace.startswith(BUILTIN) else str(local_file(trace, base)),
+    )
