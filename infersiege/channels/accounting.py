@@ -1,0 +1,73 @@
+"""Token counts of one turn: the server's where it tells them, an estimate of the output where it doesn't. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from infersiege.channels.dialect import Decoded
+from infersiege.records import TokensFrom
+
+
+class TokenAccount(NamedTuple):
+    """Token counts of one turn. None: not known."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    first_chunk_tokens: int | None
+    tokens_from: TokensFrom | None
+    """Where output_tokens comes from; None: there is none."""
+
+
+def account_tokens(decoded: Decoded | None, chunks: int) -> TokenAccount:
+    """Token counts of a turn: the server's, and for output an estimate where it gives none (TK-03).
+
+    A count of 0 beside text (`usage_zero`) is not believed. `chunks`: chunks with generated text. What was asked for
+    is never used (TK-01).
+    """
+    if decoded is None:
+        return TokenAccount(None, None, None, None, None, None)
+    usage = decoded.usage
+    prompt = usage.prompt_tokens if usage is not None else None
+    cached = usage.cached_tokens if usage is not None else None
+    output = usage.output_tokens if usage is not None else None
+    reasoning = usage.reasoning_tokens if usage is not None else None
+    if output or (output is not None and not has_output(decoded)):
+        return TokenAccount(prompt, cached, output, reasoning, decoded.first_chunk_tokens, TokensFrom.USAGE)
+    if not has_output(decoded):
+        return TokenAccount(prompt, cached, None, reasoning, None, None)
+    return TokenAccount(
+        prompt, cached, estimate_tokens(_all_text(decoded), chunks), reasoning, None, TokensFrom.ESTIMATE
+    )
+
+
+def estimate_tokens(text: str, chunks: int) -> int:
+    """Tokens of generated text without a tokenizer.
+
+    A chunk holds one token as a rule (vLLM sends 5 to 13 % fewer chunks than tokens) and hardly ever less, so the
+    number of chunks is the better estimate, unless the text holds half as many again: then chunks hold several. The
+    text's estimate is 4 characters a token (English), and 1.5 for Chinese, Japanese and Korean characters, which is
+    where the tokenizers of Qwen, Llama 3 and GPT-4o lie.
+    """
+    wide = len(_WIDE.findall(text))
+    by_text = math.ceil((len(text) - wide) / 4 + wide / 1.5)
+    return chunks if by_text <= 1.5 * chunks else by_text
+
+
+_WIDE = re.compile("[\u3000-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uff00-\uffef]")
+
+
+def _all_text(decoded: Decoded) -> str:
+    calls = (call["function"] for call in decoded.tool_calls)
+    return "".join(
+        (decoded.reasoning, decoded.text, decoded.refusal, *(f"{call['name']}{call['arguments']}" for call in calls))
+    )
+
+
+def has_output(decoded: Decoded) -> bool:
+    if decoded.text or decoded.reasoning or decoded.refusal:
+        return True
+    return any(call["function"]["name"] or call["function"]["arguments"] for call in decoded.tool_calls)
