@@ -1,7 +1,7 @@
 """One definition of each metric: what a turn gives, in which unit, and the formula that docs/metrics.md prints.
 
-A value of a turn is in nanoseconds (unit `ms`) or tokens; `Metric.scale` turns it into the metric's unit. None means
-that this turn does not give it: it is counted as missing and never entered as 0.
+A value of a turn is in nanoseconds (unit `ms`) or tokens; divided by `Metric.per_unit` it is in the metric's unit. None
+means that this turn does not give it: it is counted as missing and never entered as 0.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ class Metric:
     """Lower bound of what a cut turn's value would have become; None for metrics that don't grow with time."""
     applies: Callable[[TurnRecord], bool] | None = None
     """Turns that can give it at all; None: every turn. The others are neither values nor missing."""
+    censored: bool = True
+    """Turns that we cut would have moved it, so that too many of them take its percentiles away."""
     outcome: Outcome = Outcome.OK
     """Turns with this outcome enter the distribution."""
 
     @property
-    def scale(self) -> float:
-        """Factor from the value of a turn to the metric's unit."""
-        return 1.0 / of.NS_PER_MS if self.unit == "ms" else 1.0
+    def per_unit(self) -> int:
+        """What a turn's value is divided by to be in the metric's unit."""
+        return of.NS_PER_MS if self.unit == "ms" else 1
 
 
 def _distribution(
@@ -166,6 +168,7 @@ _ALL: tuple[Metric, ...] = (
         "How late this load generator began: its own fault, not the server's.",
         "attempt_ns - due_ns",
         of.lateness,
+        censored=False,
     ),
     _distribution(
         "upload",
@@ -173,6 +176,7 @@ _ALL: tuple[Metric, ...] = (
         "Time to send the request. Long documents take time.",
         "sent_end_ns - sent_ns",
         of.upload,
+        censored=False,
     ),
     _distribution(
         "connect",
@@ -181,6 +185,7 @@ _ALL: tuple[Metric, ...] = (
         "connect_duration_ns",
         lambda turn: turn.connect_duration_ns,
         applies=lambda turn: turn.reused_connection is False,
+        censored=False,
     ),
     _distribution(
         "tls",
@@ -189,6 +194,7 @@ _ALL: tuple[Metric, ...] = (
         "tls_duration_ns",
         lambda turn: turn.tls_duration_ns,
         applies=lambda turn: turn.tls_duration_ns is not None,
+        censored=False,
     ),
     _distribution(
         "server_ttft",
@@ -197,6 +203,7 @@ _ALL: tuple[Metric, ...] = (
         "server_ttft_ns",
         lambda turn: turn.server_ttft_ns,
         applies=lambda turn: turn.server_ttft_ns is not None,
+        censored=False,
     ),
     _distribution(
         "time_to_error",
@@ -205,6 +212,7 @@ _ALL: tuple[Metric, ...] = (
         "closed_ns - attempt_ns of failed turns",
         of.time_to_error,
         outcome=Outcome.FAILED,
+        censored=False,
     ),
     _distribution(
         "prompt_tokens",
@@ -213,6 +221,7 @@ _ALL: tuple[Metric, ...] = (
         "prompt_tokens",
         lambda turn: turn.prompt_tokens,
         unit="tokens",
+        censored=False,
     ),
     _distribution(
         "output_tokens",

@@ -66,8 +66,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int
     ended_ns: int
     interrupted: bool = False
-    emulated: bool = False
-    """A target said that it is our own emulator (turns with the flag `emulated` say so as well)."""
+    emulated: tuple[str, ...] = ()
+    """Channels whose target said that it is our own emulator (turns with the flag `emulated` say so as well)."""
     steady: tuple[SteadyWindow, ...] = ()
     loads: tuple[AskedLoad, ...] = ()
     limits: tuple[RequestLimit, ...] = ()

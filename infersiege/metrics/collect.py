@@ -1,0 +1,307 @@
+"""One pass over the turns of a run: columns and counts by cell, from which every group is put together.
+
+A cell is one (scenario, channel, stage) and takes the turns that were due in steady. A flow is one (scenario, channel)
+and takes all turns, since what happens inside a window is a matter of time and not of when a turn was due. Order and
+split of the turns do not matter: counts are whole numbers and columns are sorted before use.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+
+from infersiege.metrics.definitions import METRICS, Metric
+from infersiege.metrics.facts import RunFacts, SteadyWindow
+from infersiege.metrics.histogram import bucket_of
+from infersiege.metrics.turn import BURST_NS
+from infersiege.records import ErrorClass, Outcome, Phase, Reason, TokensFrom, TurnRecord
+
+SECOND_NS = 1_000_000_000
+
+WIDE_SLACK_NS = 1_000_000
+"""A first token whose arrival is in doubt by more than this counts against the client."""
+
+BURST_CHUNKS = 8
+"""Shorter streams are not judged for bursts."""
+
+GRACE_NS = SECOND_NS
+GRACE_SHARE = 0.05
+"""An arrival due in steady is delivered when it begins before the window's end plus the smaller of the two."""
+
+_BURST_BUCKET = bucket_of(BURST_NS)
+_NOT_ASKED = frozenset({Reason.AFTER_FAILURE, Reason.TOO_LONG, Reason.BUDGET, Reason.INTERRUPTED})
+
+
+def was_asked(turn: TurnRecord) -> bool:
+    """Whether the load asked for this turn: not the rest of a broken session, nor what came after the end."""
+    if turn.outcome is not Outcome.SKIPPED:
+        return True
+    if turn.reason is Reason.RUN_END:
+        return turn.turn == 0  # an arrival that was due and never begun; later turns were not due yet
+    return turn.reason not in _NOT_ASKED
+
+
+def is_bursty(turn: TurnRecord) -> bool | None:
+    """Whether most chunks came within 1 ms of the one before (ST-24); None: too short to tell."""
+    if turn.chunks < BURST_CHUNKS:
+        return None
+    apart = sum(count for bucket, count in turn.gaps.items() if bucket >= _BURST_BUCKET)
+    return apart < (turn.chunks - 1) / 2
+
+
+class Cell:
+    """Turns due in steady of one (scenario, channel, stage)."""
+
+    def __init__(self, key: tuple[str, str, str], facts: RunFacts) -> None:
+        self.key = key
+        scenario, channel, stage = key
+        self.streamed = facts.streamed.get(channel, True)
+        metrics = [m for m in METRICS.values() if m.per_turn and (self.streamed or not m.needs_stream)]
+        self.columns: dict[str, array[float]] = {metric.name: array("d") for metric in metrics}
+        """Metric -> values of single turns, in ns or tokens."""
+        self.missing: Counter[str] = Counter()
+        self._of_ok = tuple(metric for metric in metrics if metric.outcome is Outcome.OK)
+        self._of_failed = tuple(metric for metric in metrics if metric.outcome is Outcome.FAILED)
+        self.limits = tuple(
+            (METRICS[limit.metric], limit.at_most * METRICS[limit.metric].per_unit)
+            for limit in facts.limits
+            if limit.covers(scenario, channel, stage)
+        )
+        self._begin_by_ns = _begin_by(facts.steady, stage)
+        self.outcomes: Counter[Outcome] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.finish_reasons: Counter[str] = Counter()
+        self.gaps: dict[int, int] = {}
+        """Inter-chunk gaps by bucket."""
+        self.tally: Counter[str] = Counter()
+        """Whole-number counts by name; the names are in the code below."""
+        self.emulated = channel in facts.emulated
+
+    def add(self, turn: TurnRecord) -> None:
+        tally = self.tally
+        self.outcomes[turn.outcome] += 1
+        tally["asked"] += was_asked(turn)
+        tally["clock_step"] += turn.clock_step
+        if turn.turn == 0 and was_asked(turn):
+            tally["arrivals"] += 1
+            tally["arrivals_begun"] += turn.attempt_ns is not None and turn.attempt_ns < self._begin_by_ns
+        if turn.first_token_slack_ns is not None:
+            tally["slack"] += 1
+            tally["slack_wide"] += turn.first_token_slack_ns > WIDE_SLACK_NS
+        if "emulated" in turn.flags:
+            self.emulated = True
+        if turn.outcome is Outcome.OK:
+            self._ok(turn)
+        elif turn.outcome is Outcome.FAILED:
+            self._enter(self._of_failed, turn)
+            self.errors[str(turn.error_class) if turn.error_class is not None else "unknown"] += 1
+        if self.limits:
+            tally[self._judged(turn)] += 1
+
+    def _ok(self, turn: TurnRecord) -> None:
+        tally = self.tally
+        self._enter(self._of_ok, turn)
+        self.finish_reasons["unknown" if turn.finish_reason is None else turn.finish_reason] += 1
+        if self.streamed:
+            self.missing["gap"] += not turn.gaps
+            gaps = self.gaps
+            for bucket, count in turn.gaps.items():
+                gaps[bucket] = gaps.get(bucket, 0) + count
+            bursty = is_bursty(turn)
+            tally["burst_judged"] += bursty is not None
+            tally["bursty"] += bursty is True
+        if turn.prompt_tokens is not None:
+            tally["prompt_known"] += 1
+            tally["prompt_tokens"] += turn.prompt_tokens
+            if turn.cached_tokens is not None:
+                tally["cached_known"] += 1
+                tally["cached_tokens"] += turn.cached_tokens
+                tally["cached_of"] += turn.prompt_tokens
+            if turn.asked_prompt_tokens is not None:
+                tally["prompt_compared"] += turn.prompt_tokens
+                tally["prompt_asked"] += turn.asked_prompt_tokens
+        if turn.output_tokens is not None:
+            tally["output_known"] += 1
+            tally["output_tokens"] += turn.output_tokens
+            tally["estimated"] += turn.tokens_from is not TokensFrom.USAGE
+            if turn.asked_output_tokens is not None:
+                tally["output_compared"] += turn.output_tokens
+                tally["output_asked"] += turn.asked_output_tokens
+
+    def _enter(self, metrics: tuple[Metric, ...], turn: TurnRecord) -> None:
+        for metric in metrics:
+            if metric.applies is not None and not metric.applies(turn):
+                continue
+            value = metric.per_turn(turn) if metric.per_turn is not None else None
+            if value is None:
+                self.missing[metric.name] += 1
+            else:
+                self.columns[metric.name].append(value)
+
+    def _judged(self, turn: TurnRecord) -> str:
+        """`good`, `violating`, `cancelled`, `unmeasured` or `not_judged`: the turn against its limits (goodput)."""
+        if turn.outcome is Outcome.FAILED:
+            return "violating"
+        if turn.outcome is Outcome.CANCELLED:
+            bounds = ((m.so_far(turn) if m.so_far is not None else None, at_most) for m, at_most in self.limits)
+            past = any(bound is not None and bound > at_most for bound, at_most in bounds)
+            return "violating" if past else "cancelled"
+        if turn.outcome is not Outcome.OK:
+            return "not_judged"
+        unmeasured = False
+        for metric, at_most in self.limits:
+            if metric.needs_stream and not self.streamed:
+                unmeasured = True
+                continue
+            value = metric.per_turn(turn) if metric.per_turn is not None else None
+            if value is None:
+                unmeasured = unmeasured or metric.applies is None or metric.applies(turn)
+            elif value > at_most:
+                return "violating"
+        return "unmeasured" if unmeasured else "good"
+
+
+def _begin_by(steady: tuple[SteadyWindow, ...], stage: str) -> int:
+    ends = [w.end_ns + min(GRACE_NS, int(w.duration_ns * GRACE_SHARE)) for w in steady if w.stage == stage]
+    return max(ends, default=0)
+
+
+class Flow:
+    """What happened when, on one (scenario, channel): turns of all phases."""
+
+    def __init__(self, key: tuple[str, str], windows: tuple[SteadyWindow, ...]) -> None:
+        self.key = key
+        self._windows = windows
+        self._starts = [window.start_ns for window in windows]
+        self.sent: array[int] = array("q")
+        """sent_ns of every turn that was sent."""
+        self.finished: array[int] = array("q")
+        """closed_ns of every ok turn."""
+        self.flight_start: array[int] = array("q")
+        self.flight_end: array[int] = array("q")
+        """sent_ns and closed_ns, for turns that have both."""
+        self.session_start: array[int] = array("q")
+        self.session_end: array[int] = array("q")
+        """First due_ns and last closed_ns of each session that began."""
+        self._sessions: dict[str, int] = {}
+        self.tokens: list[int] = [0] * len(windows)
+        """By window: tokens of turns whose answer lies wholly inside one."""
+        self.token_parts: tuple[array[float], ...] = tuple(array("d") for _ in windows)
+        """By window: what cut turns and turns over its edges brought."""
+        self.by_chunk = 0
+        """Turns without a count, credited one token per chunk."""
+
+    def add(self, turn: TurnRecord) -> None:
+        if turn.attempt_ns is not None:
+            self._session(turn)
+        if turn.sent_ns is not None:
+            self.sent.append(turn.sent_ns)
+            if turn.closed_ns is not None:
+                self.flight_start.append(turn.sent_ns)
+                self.flight_end.append(turn.closed_ns)
+        if turn.outcome is Outcome.OK and turn.closed_ns is not None:
+            self.finished.append(turn.closed_ns)
+        tokens = turn.output_tokens
+        if tokens is None and turn.chunks:
+            tokens = turn.chunks
+            self.by_chunk += 1
+        if tokens and self._windows:
+            self._credit(turn, tokens)
+
+    def _session(self, turn: TurnRecord) -> None:
+        end_ns = turn.due_ns if turn.closed_ns is None else turn.closed_ns
+        index = self._sessions.setdefault(turn.session_id, len(self.session_start))
+        if index == len(self.session_start):
+            self.session_start.append(turn.due_ns)
+            self.session_end.append(end_ns)
+            return
+        self.session_start[index] = min(self.session_start[index], turn.due_ns)
+        self.session_end[index] = max(self.session_end[index], end_ns)
+
+    def _credit(self, turn: TurnRecord, tokens: int) -> None:
+        """Give a turn's tokens to the windows in which they arrived.
+
+        They are spread evenly over its chunks, and those of one second evenly over the part of that second between
+        its first and its last token. Without chunks they arrive at once, at the end.
+        """
+        first_ns, last_ns = turn.first_token_ns, turn.last_token_ns
+        if not turn.chunks_by_second:
+            at_ns = last_ns if last_ns is not None else turn.closed_ns
+            inside = None if at_ns is None else self._window_at(at_ns)
+            if inside is not None:
+                self.tokens[inside] += tokens
+            return
+        if first_ns is not None and last_ns is not None:
+            inside = self._window_at(first_ns)
+            if inside is not None and inside == self._window_at(last_ns):
+                self.tokens[inside] += tokens
+                return
+        per_chunk = tokens / sum(turn.chunks_by_second.values())
+        for second, count in turn.chunks_by_second.items():
+            start_ns, end_ns = second * SECOND_NS, (second + 1) * SECOND_NS
+            if first_ns is not None:
+                start_ns = max(start_ns, first_ns)
+            if last_ns is not None:
+                end_ns = min(end_ns, last_ns)
+            for index, window in enumerate(self._windows):
+                share = _share_inside(start_ns, end_ns, window)
+                if share:
+                    self.token_parts[index].append(per_chunk * count * share)
+
+    def _window_at(self, at_ns: int) -> int | None:
+        index = bisect_right(self._starts, at_ns) - 1
+        return index if index >= 0 and at_ns < self._windows[index].end_ns else None
+
+
+def _share_inside(start_ns: int, end_ns: int, window: SteadyWindow) -> float:
+    """Share of [start, end) inside a window; of an instant (end <= start): 1 or 0."""
+    if end_ns <= start_ns:
+        return 1.0 if window.start_ns <= start_ns < window.end_ns else 0.0
+    return max(0, min(end_ns, window.end_ns) - max(start_ns, window.start_ns)) / (end_ns - start_ns)
+
+
+class Collector:
+    """All cells and flows of a run, and the counts over all phases."""
+
+    def __init__(self, facts: RunFacts) -> None:
+        self.facts = facts
+        self.windows = tuple(sorted((w for w in facts.steady if w.duration_ns), key=lambda w: w.start_ns))
+        self.cells: dict[tuple[str, str, str], Cell] = {}
+        self.flows: dict[tuple[str, str], Flow] = {}
+        self.outcomes: Counter[Outcome] = Counter()
+        self.tokens_from: Counter[str] = Counter()
+        self.stamp_source: Counter[str] = Counter()
+        self.client_resource = 0
+        self.repeated = 0
+        """Records of a turn that had one already."""
+        self.emulated = bool(facts.emulated)
+        self._seen: set[int] = set()
+
+    def add_all(self, turns: Iterable[TurnRecord]) -> None:
+        for turn in turns:
+            self.add(turn)
+
+    def add(self, turn: TurnRecord) -> None:
+        self.outcomes[turn.outcome] += 1
+        if turn.tokens_from is not None:
+            self.tokens_from[turn.tokens_from.value] += 1
+        if turn.stamp_source is not None:
+            self.stamp_source[turn.stamp_source.value] += 1
+        self.client_resource += turn.error_class is ErrorClass.CLIENT_RESOURCE
+        self.emulated = self.emulated or "emulated" in turn.flags
+        identity = hash((turn.scenario, turn.channel, turn.session_id, turn.turn))
+        before = len(self._seen)
+        self._seen.add(identity)
+        self.repeated += len(self._seen) == before
+        flow = self.flows.get((turn.scenario, turn.channel))
+        if flow is None:
+            flow = self.flows[turn.scenario, turn.channel] = Flow((turn.scenario, turn.channel), self.windows)
+        flow.add(turn)
+        if turn.phase is Phase.STEADY:
+            key = (turn.scenario, turn.channel, turn.stage)
+            cell = self.cells.get(key)
+            if cell is None:
+                cell = self.cells[key] = Cell(key, self.facts)
+            cell.add(turn)

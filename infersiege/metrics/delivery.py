@@ -1,0 +1,106 @@
+"""The load that was really there, rebuilt from the turns: concurrency, sessions alive, arrivals begun."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from infersiege.metrics.collect import Collector, Flow
+from infersiege.metrics.facts import AskedLoad, Cut, SteadyWindow
+
+Instants = npt.NDArray[np.int64]
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """One asked load of one stage against what was there."""
+
+    load: AskedLoad
+    window: SteadyWindow
+    share: float | None
+    """Delivered / asked; None when it can't be told."""
+    asked: float
+    """Users, or arrivals due."""
+    got: float
+    """Mean sessions alive, or arrivals begun in time."""
+    expected: float | None = None
+    """Open: arrivals that the rate and the window's length make."""
+
+
+def instants(columns: Iterable[array[int]]) -> Instants:
+    """All columns as one int64 array."""
+    parts = [np.frombuffer(column, dtype=np.int64) for column in columns if column]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def inside(at_ns: Instants, windows: Sequence[SteadyWindow]) -> int:
+    """How many instants lie in one of the windows."""
+    return sum(int(((at_ns >= window.start_ns) & (at_ns < window.end_ns)).sum()) for window in windows)
+
+
+def mean_alive(start_ns: Instants, end_ns: Instants, windows: Sequence[SteadyWindow]) -> float | None:
+    """Mean number of the intervals [start, end) that are open inside the windows; None without a window."""
+    length_ns = sum(window.duration_ns for window in windows)
+    if not length_ns:
+        return None
+    overlap_ns = 0
+    for window in windows:
+        overlaps = np.minimum(end_ns, window.end_ns) - np.maximum(start_ns, window.start_ns)
+        overlap_ns += int(np.maximum(overlaps, 0).sum())
+    return overlap_ns / length_ns
+
+
+def peak_alive(start_ns: Instants, end_ns: Instants, windows: Sequence[SteadyWindow]) -> int | None:
+    """Most intervals [start, end) open at a time inside the windows; None without a window."""
+    if not any(window.duration_ns for window in windows):
+        return None
+    peak = 0
+    for window in windows:
+        live = (start_ns < window.end_ns) & (end_ns > window.start_ns) & (end_ns > start_ns)
+        starts = np.maximum(start_ns[live], window.start_ns)
+        ends = end_ns[live]
+        at = np.concatenate((starts, ends))
+        change = np.concatenate((np.ones_like(starts), -np.ones_like(ends)))
+        # An end at the very instant of a start comes first: that slot was free.
+        order = np.lexsort((change, at))
+        if order.size:
+            peak = max(peak, int(np.cumsum(change[order]).max()))
+    return peak
+
+
+def users_alive(flows: Iterable[Flow], windows: Sequence[SteadyWindow]) -> float | None:
+    """Mean sessions alive inside the windows, from the first due to the last end, think time included."""
+    flows = list(flows)
+    return mean_alive(
+        instants(flow.session_start for flow in flows), instants(flow.session_end for flow in flows), windows
+    )
+
+
+def delivered(collector: Collector) -> list[Delivered]:
+    """Every asked load in every steady window that it belongs to, in the order of the plan."""
+    return [
+        _delivered(load, window, collector)
+        for load in collector.facts.loads
+        for window in collector.windows
+        if load.stage in (None, window.stage)
+    ]
+
+
+def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> Delivered:
+    if load.mode == "closed":
+        users = load.users or 0
+        flows = (flow for (scenario, _), flow in collector.flows.items() if load.scenario in (None, scenario))
+        alive = users_alive(flows, (window,)) or 0.0
+        return Delivered(load, window, min(alive / users, 1.0) if users else None, users, alive)
+    cut = Cut(scenario=load.scenario, stage=window.stage)
+    cells = [cell for key, cell in collector.cells.items() if cut.covers(*key)]
+    due = sum(cell.tally["arrivals"] for cell in cells)
+    begun = sum(cell.tally["arrivals_begun"] for cell in cells)
+    expected = None if load.rate is None else load.rate * window.duration_ns / SECOND_NS
+    return Delivered(load, window, begun / due if due else None, due, begun, expected)

@@ -1,0 +1,216 @@
+"""One cut of the run as a GroupSummary: distributions over turns due in steady, rates over the steady windows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from infersiege.metrics.collect import Cell, Collector, Flow
+from infersiege.metrics.definitions import METRICS, STATS, Metric
+from infersiege.metrics.delivery import (
+    SECOND_NS,
+    Delivered,
+    inside,
+    instants,
+    mean_alive,
+    peak_alive,
+    users_alive,
+)
+from infersiege.metrics.facts import Cut, SteadyWindow
+from infersiege.metrics.histogram import Histogram, rank_of
+from infersiege.records import Counts, Distribution, GroupSummary, Outcome
+
+Key = TypeVar("Key", str, Outcome)
+
+LENGTH_TOLERANCE = 0.02
+"""Real lengths further than this from the asked ones are worth a note (TK-10)."""
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """part / whole; None when there is no whole."""
+    return part / whole if whole else None
+
+
+def cuts(collector: Collector) -> list[Cut]:
+    """The whole run; each scenario, channel and stage where there are several; what rules ask for beside that."""
+    scenarios = sorted({scenario for scenario, _ in collector.flows})
+    channels = sorted({channel for _, channel in collector.flows})
+    named = list(dict.fromkeys(window.stage for window in collector.windows))
+    stages = named + sorted({stage for _, _, stage in collector.cells} - set(named))
+    found = [Cut()]
+    found += [Cut(scenario=name) for name in scenarios if len(scenarios) > 1]
+    found += [Cut(channel=name) for name in channels if len(channels) > 1]
+    found += [Cut(stage=name) for name in stages if len(stages) > 1]
+    return list(dict.fromkeys((*found, *collector.facts.cuts)))
+
+
+def counts_of(outcomes: Counter[Outcome], planned: int | None = None) -> Counts:
+    """Counts by outcome; `planned` is the number of records unless somebody else counted."""
+    total, skipped = outcomes.total(), outcomes[Outcome.SKIPPED]
+    return Counts(
+        planned=total if planned is None else planned,
+        started=total - skipped,
+        ok=outcomes[Outcome.OK],
+        failed=outcomes[Outcome.FAILED],
+        cancelled=outcomes[Outcome.CANCELLED],
+        lost=outcomes[Outcome.LOST],
+        skipped=skipped,
+    )
+
+
+def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSummary:
+    """The figures of one cut. A cut that no turn belongs to has n = 0 everywhere, never zeros as values."""
+    cells = [cell for key, cell in sorted(collector.cells.items()) if cut.covers(*key)]
+    flows = [
+        flow
+        for (scenario, channel), flow in sorted(collector.flows.items())
+        if cut.scenario in (None, scenario) and cut.channel in (None, channel)
+    ]
+    indexes = [index for index, window in enumerate(collector.windows) if cut.stage in (None, window.stage)]
+    windows = [collector.windows[index] for index in indexes]
+    outcomes = _sum(cell.outcomes for cell in cells)
+    tally = _sum(cell.tally for cell in cells)
+    start_ns, end_ns = instants(flow.flight_start for flow in flows), instants(flow.flight_end for flow in flows)
+    rates = _shares(outcomes, tally) | _per_second(tally, flows, indexes, windows)
+    if not any(cell.limits for cell in cells):
+        rates["goodput"] = rates["goodput_share"] = None
+    rates["users"] = users_alive(flows, windows)
+    rates["delivered_share"] = _delivered_share(cut, loads)
+    return GroupSummary(
+        scenario=cut.scenario,
+        channel=cut.channel,
+        stage=cut.stage,
+        emulated=any(cell.emulated for cell in cells),
+        counts=counts_of(outcomes),
+        steady_duration_ns=sum(window.duration_ns for window in windows),
+        distributions={m.name: _distribution(m, cells, outcomes) for m in METRICS.values() if m.kind == "distribution"},
+        rates={m.name: rates[m.name] for m in METRICS.values() if m.kind == "rate"},
+        prompt_tokens=tally["prompt_tokens"] if tally["prompt_known"] else None,
+        output_tokens=tally["output_tokens"] if tally["output_known"] else None,
+        errors=dict(sorted(_sum(cell.errors for cell in cells).items())),
+        finish_reasons=dict(sorted(_sum(cell.finish_reasons for cell in cells).items())),
+        in_flight_mean=mean_alive(start_ns, end_ns, windows),
+        in_flight_max=peak_alive(start_ns, end_ns, windows),
+        notes=_notes(cells, flows, outcomes, tally),
+    )
+
+
+def _sum(counters: Iterable[Counter[Key]]) -> Counter[Key]:
+    total: Counter[Key] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
+
+
+def _shares(outcomes: Counter[Outcome], tally: Counter[str]) -> dict[str, float | None]:
+    ok, failed, cancelled = outcomes[Outcome.OK], outcomes[Outcome.FAILED], outcomes[Outcome.CANCELLED]
+    return {
+        "error_share": ratio(failed, ok + failed),
+        "cancelled_share": ratio(cancelled, ok + cancelled),
+        "cache_share": ratio(tally["cached_tokens"], tally["cached_of"]),
+        "goodput_share": ratio(tally["good"], tally["good"] + tally["violating"]),
+    }
+
+
+def _per_second(
+    tally: Counter[str], flows: list[Flow], indexes: list[int], windows: list[SteadyWindow]
+) -> dict[str, float | None]:
+    seconds = sum(window.duration_ns for window in windows) / SECOND_NS
+    # fsum is exact, so that the order of the turns does not show in the last digit.
+    tokens = math.fsum(part for flow in flows for index in indexes for part in flow.token_parts[index])
+    tokens += sum(flow.tokens[index] for flow in flows for index in indexes)
+    return {
+        "asked_rate": ratio(tally["asked"], seconds),
+        "sent_rate": ratio(inside(instants(flow.sent for flow in flows), windows), seconds),
+        "finished_rate": ratio(inside(instants(flow.finished for flow in flows), windows), seconds),
+        "throughput": ratio(tokens, seconds),
+        "goodput": ratio(tally["good"], seconds),
+    }
+
+
+def _delivered_share(cut: Cut, loads: Sequence[Delivered]) -> float | None:
+    """The worst of the loads that this cut is about; None where the plan asks nothing of the cut as such."""
+    shares = [
+        one.share
+        for one in loads
+        if cut.channel is None
+        and cut.stage in (None, one.window.stage)
+        and (cut.scenario is None or cut.scenario == one.load.scenario)
+        and one.share is not None
+    ]
+    return min(shares, default=None)
+
+
+def _distribution(metric: Metric, cells: list[Cell], outcomes: Counter[Outcome]) -> Distribution:
+    ok, failed, cancelled = outcomes[Outcome.OK], outcomes[Outcome.FAILED], outcomes[Outcome.CANCELLED]
+    cut_share = ratio(cancelled, ok + cancelled)
+    n, stats = _gap_stats(cells) if metric.per_turn is None else _turn_stats(metric, cells)
+    for stat in STATS.values():
+        # A cut turn might have been slower than every other: with more than 1 - q of them, p_q is not known any more.
+        hidden = stat.q is not None and metric.censored and cut_share is not None and cut_share > 1 - stat.q + 1e-12
+        if n < stat.floor or hidden:
+            stats[stat.name] = None
+    return Distribution(
+        unit=metric.unit,
+        n=n,
+        missing=sum(cell.missing[metric.name] for cell in cells),
+        failed_share=ratio(failed, ok + failed),
+        cancelled_share=cut_share,
+        **stats,
+    )
+
+
+def _turn_stats(metric: Metric, cells: list[Cell]) -> tuple[int, dict[str, float | None]]:
+    columns = [cell.columns[metric.name] for cell in cells if cell.columns.get(metric.name)]
+    if not columns:
+        return 0, dict.fromkeys(STATS)
+    # Sorted, so that the sum behind the mean does not depend on the order of the turns either.
+    values = np.sort(np.concatenate([np.frombuffer(column, dtype=np.float64) for column in columns]))
+    n = int(values.size)
+    low, high = float(values[0]), float(values[-1])
+    # A mean of equal values must not come out above them by a rounding.
+    mean = min(max(float(values.sum()) / n, low), high)
+    stats: dict[str, float | None] = {
+        "mean": mean / metric.per_unit,
+        "min": low / metric.per_unit,
+        "max": high / metric.per_unit,
+    }
+    for stat in STATS.values():
+        if stat.q is not None:
+            stats[stat.name] = float(values[rank_of(stat.q, n) - 1]) / metric.per_unit
+    return n, stats
+
+
+def _gap_stats(cells: list[Cell]) -> tuple[int, dict[str, float | None]]:
+    gaps = Histogram.merged(Histogram.from_sparse(cell.gaps) for cell in cells)
+    per_unit = METRICS["gap"].per_unit
+    raw: dict[str, float | None] = {"mean": gaps.mean, "min": gaps.min, "max": gaps.max}
+    raw |= {stat.name: gaps.percentile(stat.q) for stat in STATS.values() if stat.q is not None}
+    return gaps.n, {name: None if value is None else value / per_unit for name, value in raw.items()}
+
+
+def _notes(cells: list[Cell], flows: list[Flow], outcomes: Counter[Outcome], tally: Counter[str]) -> tuple[str, ...]:
+    notes = []
+    whole = sum(cell.outcomes[Outcome.OK] for cell in cells if not cell.streamed)
+    if whole:
+        notes.append(f"{whole} turns were not streamed: they have no TTFT and no TPOT")
+    if outcomes[Outcome.CANCELLED]:
+        cancelled = outcomes[Outcome.CANCELLED]
+        notes.append(f"{cancelled} turns were cut by us and are in no percentile; those above their share are left out")
+    by_chunk = sum(flow.by_chunk for flow in flows)
+    if by_chunk:
+        notes.append(f"{by_chunk} turns without a token count are in throughput with one token per chunk")
+    if tally["cancelled"] or tally["unmeasured"]:
+        notes.append(f"goodput leaves out {tally['cancelled']} cut and {tally['unmeasured']} unmeasurable turns")
+    unknown = tally["prompt_known"] - tally["cached_known"]
+    if tally["cached_known"] and unknown:
+        notes.append(f"cache share is over {tally['cached_known']} turns; {unknown} did not tell cached tokens")
+    for side, title in (("prompt", "prompt"), ("output", "output")):
+        asked, real = tally[f"{side}_asked"], tally[f"{side}_compared"]
+        if asked and abs(real / asked - 1) > LENGTH_TOLERANCE:
+            notes.append(f"{title} tokens were {real:,} where {asked:,} were asked for ({real / asked - 1:+.0%})")
+    return tuple(notes)

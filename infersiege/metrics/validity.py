@@ -1,0 +1,179 @@
+"""Why a run can't be trusted, and what is worth a warning. Each reason says what was seen and what to change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from infersiege.metrics.collect import WIDE_SLACK_NS, Collector
+from infersiege.metrics.delivery import Delivered
+from infersiege.metrics.groups import LENGTH_TOLERANCE
+from infersiege.records import Counts, GroupSummary
+
+DELIVERED_FLOOR = 0.95
+"""Less of the asked load than this makes a run invalid."""
+
+BOUND_SHARE = 0.01
+"""More turns than this with a doubtful first token, or with a stepped clock, make a run invalid."""
+
+BOUND_TURNS = 3
+"""Fewer such turns prove nothing in a short run."""
+
+BURSTY_SHARE = 0.10
+
+WAVES = 5
+"""Fewer turns than so many times the concurrency mostly measure the first wave (LS-10)."""
+
+
+def invalid_reasons(collector: Collector, counts: Counts, loads: Sequence[Delivered]) -> tuple[str, ...]:
+    """Reasons in the order of their weight; empty: the figures can be trusted."""
+    reasons = list(collector.facts.invalid)
+    reasons += _conservation(collector, counts)
+    reasons += _workers(collector, counts)
+    reasons += _windows(collector)
+    reasons += [reason for one in loads if (reason := _undelivered(one)) is not None]
+    reasons += _client(collector)
+    return tuple(dict.fromkeys(reasons))
+
+
+def _conservation(collector: Collector, counts: Counts) -> list[str]:
+    reasons = []
+    if not counts.conserved():
+        records = counts.started + counts.skipped
+        reasons.append(
+            f"turns are not conserved: {counts.planned} planned, but {counts.started} started (ok {counts.ok}, failed "
+            f"{counts.failed}, cancelled {counts.cancelled}, lost {counts.lost}) and {counts.skipped} skipped make "
+            f"{records}, {abs(counts.planned - records)} {'too few' if counts.planned > records else 'too many'}"
+        )
+    if collector.repeated:
+        reasons.append(f"{collector.repeated} turns have more than one record")
+    for worker in collector.facts.workers:
+        promised = worker.records_promised
+        if promised is not None and promised != worker.records_received:
+            reasons.append(f"worker {worker.worker} wrote {promised} records, {worker.records_received} arrived")
+    return reasons
+
+
+def _workers(collector: Collector, counts: Counts) -> list[str]:
+    lost = [worker for worker in collector.facts.workers if worker.lost]
+    started_ns = collector.facts.started_ns
+    reasons = []
+    for worker in lost:
+        when = "" if worker.lost_at_ns is None else f" {(worker.lost_at_ns - started_ns) / 1e9:.1f} s into the run"
+        reasons.append(f"worker {worker.worker} on {worker.host} was lost{when}: its share of the load was not there")
+    if counts.lost and not lost:
+        reasons.append(f"{counts.lost} turns were lost with their worker")
+    return reasons
+
+
+def _windows(collector: Collector) -> list[str]:
+    if not collector.windows:
+        return ["no steady window was reached: the run ended inside its warm-up; lengthen duration or shorten warmup"]
+    if not collector.cells:
+        return ["no turn was due in the steady window; check the trace's length, the rate and the warm-up"]
+    return []
+
+
+def _undelivered(one: Delivered) -> str | None:
+    who = f" of {one.load.scenario}" if one.load.scenario is not None else ""
+    where = f"stage {one.window.stage}"
+    if one.load.mode == "closed":
+        if one.share is None or one.share >= DELIVERED_FLOOR:
+            return None
+        return (
+            f"load not delivered in {where}: {one.got:.1f} of {one.asked:.0f} users{who} were alive on average; give "
+            "the ramp more warm-up, the trace more sessions (wrap = true), or add workers"
+        )
+    # The process itself scatters by sqrt(n); four of that is no accident.
+    if one.expected is not None and one.asked < DELIVERED_FLOOR * one.expected - 4 * math.sqrt(one.expected):
+        return (
+            f"load not delivered in {where}: {one.asked:.0f} arrivals{who} were due where the rate makes "
+            f"{one.expected:.0f}; the trace may be too short (wrap = true)"
+        )
+    if one.share is None or one.share >= DELIVERED_FLOOR:
+        return None
+    return (
+        f"load not delivered in {where}: {one.got:.0f} of {one.asked:.0f} arrivals{who} were begun in time "
+        f"({one.share:.1%}); add workers, lower the rate, or raise max_in_flight"
+    )
+
+
+def _tally(collector: Collector, name: str) -> int:
+    return sum(cell.tally[name] for cell in collector.cells.values())
+
+
+def _too_many(part: int, whole: int) -> bool:
+    return part >= BOUND_TURNS and part > BOUND_SHARE * whole
+
+
+def _client(collector: Collector) -> list[str]:
+    reasons = []
+    slack, wide = _tally(collector, "slack"), _tally(collector, "slack_wide")
+    if _too_many(wide, slack):
+        reasons.append(
+            f"client-bound: the first token of {wide} of {slack} turns is in doubt by more than "
+            f"{WIDE_SLACK_NS / 1e6:.0f} ms; add workers or hosts, or lower the load"
+        )
+    turns = sum(cell.outcomes.total() for cell in collector.cells.values())
+    stepped = _tally(collector, "clock_step")
+    if _too_many(stepped, turns):
+        reasons.append(
+            f"the clock was stepped during {stepped} of {turns} turns; stop time synchronisation from stepping"
+        )
+    if collector.client_resource:
+        reasons.append(
+            f"{collector.client_resource} turns failed for want of ports, files or memory on a worker; raise ulimit "
+            "-n, add hosts, or lower the load"
+        )
+    return reasons
+
+
+def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
+    """What does not make the run invalid but must be read with its figures."""
+    warnings = [*collector.facts.warnings, *_about_tokens(collector), *_about_streams(collector)]
+    stepped = _tally(collector, "clock_step")
+    if stepped and not _too_many(stepped, sum(cell.outcomes.total() for cell in collector.cells.values())):
+        warnings.append(f"the clock was stepped during {stepped} turns; their stamps are those of the reads")
+    warnings += [
+        f"{account.scenario}: the trace was played {account.repeat_factor:.1f} times over: this is also a cache test"
+        for account in collector.facts.traces
+        if account.repeat_factor is not None and account.repeat_factor > 1
+    ]
+    users = [load.users for load in collector.facts.loads if load.users is not None]
+    concurrency = max(users) if users else whole.in_flight_max
+    if concurrency and 0 < whole.counts.started < WAVES * concurrency:
+        warnings.append(
+            f"only {whole.counts.started} turns for a concurrency of {concurrency}: the first wave weighs heavily; run "
+            "longer"
+        )
+    return tuple(dict.fromkeys(warnings))
+
+
+def _about_tokens(collector: Collector) -> list[str]:
+    warnings = []
+    estimated, known = _tally(collector, "estimated"), _tally(collector, "output_known")
+    if estimated:
+        warnings.append(f"token counts are estimated for {estimated} of {known} turns: the server sent no usage")
+    asked, real = _tally(collector, "prompt_asked"), _tally(collector, "prompt_compared")
+    if asked and abs(real / asked - 1) > LENGTH_TOLERANCE:
+        warnings.append(
+            f"prompts are {real / asked - 1:+.0%} off the asked length, as the server counts them: {real:,} tokens, not"
+            f" {asked:,}"
+        )
+    for channel in sorted({channel for _, channel in collector.flows}):
+        cells = [cell for (_, name, _), cell in collector.cells.items() if name == channel]
+        told = sum(cell.tally["cached_known"] for cell in cells)
+        if not told and any(cell.tally["prompt_known"] for cell in cells):
+            hint = collector.facts.cache_hints.get(channel)
+            warnings.append(f"{channel}: cache share unknown" + (f"; {hint}" if hint else ""))
+    return warnings
+
+
+def _about_streams(collector: Collector) -> list[str]:
+    bursty, judged = _tally(collector, "bursty"), _tally(collector, "burst_judged")
+    if not bursty or bursty <= BURSTY_SHARE * judged:
+        return []
+    return [
+        f"{bursty} of {judged} streams came in bursts (most chunks within 1 ms of the one before): a proxy that "
+        "buffers, or a busy client; their TTFT and TPOT are not the server's"
+    ]

@@ -1,0 +1,133 @@
+"""windows.jsonl rebuilt from the turns: one row per second and (scenario, channel, stage, phase)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from infersiege.metrics import turn as of
+from infersiege.metrics.histogram import bucket_of
+from infersiege.records import Outcome, Phase, TurnRecord, WindowRow
+
+SECOND_NS = 1_000_000_000
+
+Key = tuple[str, str, str, Phase]
+
+
+@dataclass(slots=True)
+class _Second:
+    """What happened in one second of one key."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """By the name of a WindowRow field."""
+    errors: Counter[str] = field(default_factory=Counter)
+    histograms: dict[str, Counter[int]] = field(default_factory=dict)
+
+    def value(self, name: str, duration_ns: float | None) -> None:
+        if duration_ns is not None:
+            # A worker's clock may put an attempt some nanoseconds before its due time.
+            self.histograms.setdefault(name, Counter())[bucket_of(max(round(duration_ns), 0))] += 1
+
+
+class _Series:
+    """Seconds of one key, and the changes of its gauges."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.seconds: dict[int, _Second] = {}
+        self.in_flight: Counter[int] = Counter()
+        """Second -> change of the turns in flight at its end."""
+        self.users: Counter[int] = Counter()
+
+    def at(self, ns: int) -> _Second:
+        return self.seconds.setdefault(ns // SECOND_NS, _Second())
+
+    def add(self, turn: TurnRecord) -> None:
+        self.at(turn.due_ns).counts["due"] += 1
+        if turn.attempt_ns is not None:
+            self.at(turn.attempt_ns).value("lateness", of.lateness(turn))
+        if turn.sent_ns is not None:
+            self.at(turn.sent_ns).counts["sent"] += 1
+        if turn.first_token_ns is not None:
+            self.at(turn.first_token_ns).value("ttft", of.ttft(turn))
+        for second, count in turn.chunks_by_second.items():
+            self.at(second * SECOND_NS).counts["chunks"] += count
+        if turn.sent_ns is not None and turn.closed_ns is not None:
+            self.in_flight[turn.sent_ns // SECOND_NS] += 1
+            self.in_flight[turn.closed_ns // SECOND_NS] -= 1
+        self._end(turn)
+
+    def _end(self, turn: TurnRecord) -> None:
+        ended = self.at(turn.due_ns if turn.closed_ns is None else turn.closed_ns)
+        if turn.outcome is not Outcome.LOST:
+            ended.counts[turn.outcome.value] += 1
+        if turn.output_tokens is not None:
+            ended.counts["output_tokens"] += turn.output_tokens
+        if turn.outcome is Outcome.FAILED:
+            ended.errors[str(turn.error_class) if turn.error_class is not None else "unknown"] += 1
+        elif turn.outcome is Outcome.OK:
+            ended.value("tpot", of.tpot(turn))
+            ended.value("e2e", of.e2e(turn))
+
+    def rows(self) -> Iterator[WindowRow]:
+        in_flight = users = 0
+        known = sorted({*self.seconds, *self.in_flight, *self.users})
+        for place, second in enumerate(known):
+            in_flight += self.in_flight.get(second, 0)
+            users += self.users.get(second, 0)
+            yield self._row(second, in_flight, users)
+            if in_flight or users:
+                # A second in which nothing happened still had turns open.
+                until = known[place + 1] if place + 1 < len(known) else second + 1
+                for quiet in range(second + 1, until):
+                    yield self._row(quiet, in_flight, users)
+
+    def _row(self, second: int, in_flight: int, users: int) -> WindowRow:
+        scenario, channel, stage, phase = self.key
+        one = self.seconds.get(second) or _Second()
+        values: dict[str, Any] = dict(one.counts)
+        values |= {name: dict(sorted(counts.items())) for name, counts in one.histograms.items()}
+        return WindowRow(
+            second=second,
+            scenario=scenario,
+            channel=channel,
+            stage=stage,
+            phase=phase,
+            in_flight=in_flight,
+            users=users,
+            errors=dict(sorted(one.errors.items())),
+            **values,
+        )
+
+
+def windows(turns: Iterable[TurnRecord]) -> list[WindowRow]:
+    """One row per second and key in which something happened or was open, sorted by second, then key.
+
+    A count stands in the second in which the thing happened: due, sent, chunks as they arrived, the rest when the turn
+    ended (when it was due, if it was never closed). Lost turns are only in `due` and `sent`. A session counts for
+    the key of its latest turn. Tokens of a turn stand in the second in which it ended.
+    """
+    series: dict[Key, _Series] = {}
+    sessions: dict[tuple[str, str, str], list[tuple[int, int, Key]]] = {}
+    for turn in turns:
+        key = (turn.scenario, turn.channel, turn.stage, turn.phase)
+        if key not in series:
+            series[key] = _Series(key)
+        series[key].add(turn)
+        if turn.attempt_ns is not None and turn.closed_ns is not None:
+            whole = (turn.scenario, turn.channel, turn.session_id)
+            sessions.setdefault(whole, []).append((turn.due_ns, turn.closed_ns, key))
+    for parts in sessions.values():
+        _alive(sorted(parts), series)
+    rows = [row for one in series.values() for row in one.rows()]
+    return sorted(rows, key=lambda row: (row.second, row.scenario, row.channel, row.stage, row.phase))
+
+
+def _alive(parts: list[tuple[int, int, Key]], series: dict[Key, _Series]) -> None:
+    """Count one session as a user of each turn's key from its due time to the next turn's, think time included."""
+    for index, (due_ns, closed_ns, key) in enumerate(parts):
+        end_ns = parts[index + 1][0] if index + 1 < len(parts) else max(closed_ns, due_ns)
+        series[key].users[due_ns // SECOND_NS] += 1
+        series[key].users[end_ns // SECOND_NS] -= 1
