@@ -89,10 +89,15 @@ def infersiege(load: Load, reading: Reading) -> None:
 
     from infersiege.channels import DIALECTS
     from infersiege.channels.answer import Answer
+    from infersiege.wire.clock import StampClock
+    from infersiege.wire.endpoint import Endpoint
     from infersiege.wire.exchange import Deadlines, Request
-    from infersiege.wire.transport import Client
+    from infersiege.wire.transport import Client, DecoderLoop
 
     dialect = DIALECTS["openai-chat"]
+    endpoint = Endpoint("http", HOST, load.port)
+    clock = StampClock()
+    decoders = DecoderLoop(clock)
     body = msgspec.json.encode(load.body())
     second = 1_000_000_000
     deadlines = Deadlines(
@@ -100,7 +105,7 @@ def infersiege(load: Load, reading: Reading) -> None:
     )
 
     def stream(number: int) -> None:
-        client = Client(f"http://{HOST}:{load.port}")
+        client = Client(endpoint, clock, decoders)
         for request_id in load.ids(number):
             headers = (("content-type", "application/json"), ("x-request-id", request_id))
             answer = Answer(dialect.decoder())
