@@ -53,6 +53,10 @@ class BodySink(Protocol):
     def done(self) -> bool:
         """The stream said that it is over; what still comes is drained for at most 250 ms."""
 
+    @property
+    def done_ns(self) -> int | None:
+        """Stamp of the read in which it said so (reads are handed over in batches); None: it did not."""
+
 
 class ExchangeResult(msgspec.Struct, kw_only=True):
     """Facts of one exchange. Instants in ns of this process's monotonic clock; None: did not happen."""

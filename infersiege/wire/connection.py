@@ -1,0 +1,431 @@
+"""One TCP or TLS connection in callbacks of the event loop: connect, send, read with stamps. Knows no HTTP.
+
+Sockets are those of `_socket`, which monkey-patching leaves alone: gevent's own would switch greenlets inside a
+callback. Every callback catches everything: an exception that reached the loop would stop its watcher and hang the
+stream.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import socket
+import ssl
+import struct
+from typing import Any, Protocol
+
+from infersiege.wire.clock import ANCILLARY_BYTES, SO_TIMESTAMPNS, TOLERANCE_NS, PollWatch, StampClock, monotonic_ns
+from infersiege.wire.endpoint import Address, Endpoint
+
+READ_BYTES = 65536
+_READ, _WRITE = 1, 2
+_IN_PROGRESS = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK})
+_SPENT = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+_DATA_SEGMENTS_IN = struct.Struct("152xI")  # tcpi_data_segs_in of struct tcp_info, Linux 4.6 and later
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    # A peer that vanished without a word is noticed after a minute, beside the idle deadline.
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", 4), 30),
+    (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPINTVL", 5), 10),
+    (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPCNT", 6), 3),
+)
+
+
+def is_ours(error: OSError) -> bool:
+    """This machine ran out of something (descriptors, ports, buffers): not the server's fault."""
+    return error.errno in _SPENT
+
+
+class Owner(Protocol):
+    """Whom a connection tells what happened. None of these may yield."""
+
+    def connected(self) -> None: ...
+
+    def received(self, data: bytes, stamp_ns: int, earliest_ns: int) -> None: ...
+
+    def disconnected(self, error: OSError | None) -> None:
+        """None: the other side closed in good order."""
+
+    def connect_failed(self, error: OSError) -> None:
+        """No address took the connection, or (an ssl.SSLError) the handshake failed."""
+
+    def crashed(self, error: Exception) -> None:
+        """A bug, ours or the sink's."""
+
+
+class Connection:
+    """One socket. `owner` is set while it serves an exchange; idle in the pool it has none and no running watcher."""
+
+    __slots__ = (
+        "_addresses", "_clock", "_empty_ns", "_endpoint", "_incoming", "_loop", "_out", "_outgoing", "_reader",
+        "_recvmsg", "_segments", "_sock", "_started_ns", "_tls", "_writer", "address", "bytes_in", "bytes_out",
+        "closed", "connect_duration_ns", "owner", "peer", "poll", "sent_end_ns", "sent_ns", "shaken", "stepped",
+        "tls_duration_ns", "user_reads",
+    )  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint, clock: StampClock, loop: Any, owner: Owner) -> None:
+        self.owner: Owner | None = owner
+        self.peer: str | None = None
+        self.address: Address | None = None
+        self.connect_duration_ns: int | None = None
+        self.tls_duration_ns: int | None = None
+        self.closed = False
+        self.shaken = False
+        """Ready for requests."""
+        self.poll: PollWatch | None = None
+        """Set while the earliest time of arrival is wanted beside the stamp (until the first token)."""
+        self._endpoint = endpoint
+        self._clock = clock
+        self._loop = loop
+        self._sock: _socket.socket | None = None
+        self._reader: Any = None
+        self._writer: Any = None
+        self._addresses: list[Address] = []
+        self._started_ns = 0
+        self._out: memoryview | None = None
+        self._tls: ssl.SSLObject | None = None
+        self._segments: int | None = None
+        self._empty_ns = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Counters of one exchange."""
+        self.sent_ns: int | None = None
+        self.sent_end_ns: int | None = None
+        self.bytes_in = self.bytes_out = 0
+        self.user_reads = 0
+        self.stepped = False
+
+    # ------------------------------------------------------------------------------------------------ connecting
+
+    def open(self, addresses: list[Address], started_ns: int) -> None:
+        """Connect to the first address that takes it; tells the owner, perhaps before returning.
+
+        `started_ns`: when the attempt began (with the look-up of the name), for `connect_duration_ns`.
+        """
+        self._addresses = addresses
+        self._started_ns = started_ns
+        self._next_address(OSError(errno.EADDRNOTAVAIL, "the name has no address"))
+
+    def _next_address(self, last: OSError) -> None:
+        while self._addresses:
+            self.address = self._addresses.pop(0)
+            try:
+                self._begin_connect(*self.address)
+                return
+            except OSError as error:
+                last = error
+                self._drop()
+                if is_ours(error):
+                    break
+                self._endpoint.note(self.address, refused=True)
+        self.close()
+        if self.owner is not None:
+            self.owner.connect_failed(last)
+
+    def _begin_connect(self, family: int, target: tuple[object, ...]) -> None:
+        sock = self._sock = _socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        for option in _OPTIONS:
+            sock.setsockopt(*option)
+        if self._clock.kernel:
+            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        code = sock.connect_ex(target)
+        if code not in _IN_PROGRESS:
+            raise OSError(code, os.strerror(code))
+        host, port = target[0], target[1]
+        self.peer = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+        self._recvmsg = sock.recvmsg
+        self._reader = self._loop.io(sock.fileno(), _READ)
+        self._writer = self._loop.io(sock.fileno(), _WRITE)
+        self._writer.start(self._guarded, self._on_connect)
+
+    def _on_connect(self) -> None:
+        assert self._sock is not None and self.address is not None
+        self._writer.stop()
+        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self._drop()
+            self._endpoint.note(self.address, refused=True)
+            self._next_address(OSError(code, os.strerror(code)))
+            return
+        self._endpoint.note(self.address, refused=False)
+        now_ns = monotonic_ns()
+        self.connect_duration_ns = now_ns - self._started_ns
+        self._started_ns = now_ns
+        if self._endpoint.tls is None:
+            self.shaken = True
+            self._tell_connected()
+            return
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = self._endpoint.tls.wrap_bio(self._incoming, self._outgoing, server_hostname=self._endpoint.host)
+        self._reader.start(self._guarded, self._on_handshake)
+        self._shake()
+
+    def _on_handshake(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)  # type: ignore[union-attr]
+        except (BlockingIOError, InterruptedError):
+            return
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+        self._shake()
+
+    def _shake(self) -> None:
+        assert self._tls is not None
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._flush_tls()
+            return
+        except OSError as error:  # ssl.SSLError and certificate errors are such
+            self._flush_tls()  # the alert that tells the server why
+            self.close()
+            if self.owner is not None:
+                self.owner.connect_failed(error)
+            return
+        self._flush_tls()
+        self._reader.stop()
+        self.tls_duration_ns = monotonic_ns() - self._started_ns
+        self.shaken = True
+        self._tell_connected()
+
+    def _tell_connected(self) -> None:
+        if self.owner is not None:
+            self.owner.connected()
+
+    # --------------------------------------------------------------------------------------------------- sending
+
+    def usable(self) -> bool:
+        """Whether an idle connection still stands: the server neither closed it nor said anything unasked."""
+        try:
+            if self._tls is None:
+                self._sock.recv(1, socket.MSG_PEEK)  # type: ignore[union-attr]
+                return False
+            data = self._sock.recv(READ_BYTES)  # type: ignore[union-attr]
+            if not data:
+                return False
+            self._incoming.write(data)  # session tickets come late, they are no sign of anything
+            return not self._tls.read(1)
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            return False
+
+    def begin(self, owner: Owner, payload: bytes) -> None:
+        """Start one exchange: send all of `payload`, and read from now on, before all of it is sent."""
+        self.owner = owner
+        self._forget()
+        self._empty_ns = monotonic_ns()
+        self._segments = self._data_segments() if self.poll is not None else None
+        self._reader.start(self._on_readable if self._tls is None else self._on_readable_tls)
+        if self._tls is not None:
+            self._tls.write(payload)
+            payload = self._outgoing.read()
+        self._out = memoryview(payload)
+        self._push()
+
+    def _push(self) -> None:
+        """Send what the socket takes, and wait with a watcher for the rest."""
+        out = self._out
+        while out:
+            before_ns = monotonic_ns()
+            try:
+                count = self._sock.send(out)  # type: ignore[union-attr]
+            except (BlockingIOError, InterruptedError):
+                self._out = out
+                if not self._writer.active:
+                    self._writer.start(self._guarded, self._push)
+                return
+            except OSError:
+                # The reading side tells what happened: there may be an answer (413) that explains it.
+                self._out = None
+                self._writer.stop()
+                return
+            if self.sent_ns is None:
+                self.sent_ns = before_ns
+            self.bytes_out += count
+            out = out[count:]
+        self._out = None
+        self._writer.stop()
+        if self.shaken and self.sent_end_ns is None:
+            self.sent_end_ns = monotonic_ns()
+
+    def _flush_tls(self) -> None:
+        data = self._outgoing.read()
+        if data:
+            self._out = memoryview(bytes(self._out) + data if self._out else data)
+            self._push()
+
+    # --------------------------------------------------------------------------------------------------- reading
+
+    def _on_readable(self) -> None:
+        """The hot path of plain connections: one read, one stamp."""
+        try:
+            if self.poll is not None:
+                self._read_with_bound()
+                return
+            before_ns = monotonic_ns()
+            data, ancillary, _, _ = self._recvmsg(READ_BYTES, ANCILLARY_BYTES)
+            stamp_ns = self._stamp(ancillary, before_ns)
+            if data:
+                self.bytes_in += len(data)
+                self.owner.received(data, stamp_ns, stamp_ns)  # type: ignore[union-attr]
+            else:
+                self.owner.disconnected(None)  # type: ignore[union-attr]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lost(error)
+        except Exception as error:  # noqa: BLE001 - see the module's docstring
+            self._crash(error)
+
+    def _on_readable_tls(self) -> None:
+        try:
+            segments = self._data_segments() if self.poll is not None else None
+            before_ns = monotonic_ns()
+            data, ancillary, _, _ = self._recvmsg(READ_BYTES, ANCILLARY_BYTES)
+            empty_ns = self._empty_ns
+            stamp_ns = self._stamp(ancillary, before_ns)
+            earliest_ns = self._earliest(stamp_ns, empty_ns, segments) if self.poll is not None else stamp_ns
+            self.bytes_in += len(data)
+            plain, over = self._decrypt(data)
+            if plain:
+                self.owner.received(plain, stamp_ns, earliest_ns)  # type: ignore[union-attr]
+            if over and self.owner is not None:
+                self.owner.disconnected(None)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lost(error)
+        except Exception as error:  # noqa: BLE001
+            self._crash(error)
+
+    def _read_with_bound(self) -> None:
+        """One read while the first token is awaited: also the earliest time at which its first byte can have come."""
+        segments = self._data_segments()
+        before_ns = monotonic_ns()
+        data, ancillary, _, _ = self._recvmsg(READ_BYTES, ANCILLARY_BYTES)
+        empty_ns = self._empty_ns
+        stamp_ns = self._stamp(ancillary, before_ns)
+        if data:
+            self.bytes_in += len(data)
+            earliest_ns = self._earliest(stamp_ns, empty_ns, segments)
+            self.owner.received(data, stamp_ns, earliest_ns)  # type: ignore[union-attr]
+        else:
+            self.owner.disconnected(None)  # type: ignore[union-attr]
+
+    def _stamp(self, ancillary: list[tuple[int, int, bytes]], before_ns: int) -> int:
+        """When the last segment of a read that began at `before_ns` arrived.
+
+        The kernel's stamp is believed if it lies between the time when the socket was last known empty (just before
+        the last read) and now. Otherwise the clock was stepped, and the time of the read stands for it.
+        """
+        now_ns = monotonic_ns()
+        stamp_ns = self._clock.stamp_of(ancillary) if ancillary else None
+        empty_ns = self._empty_ns
+        self._empty_ns = before_ns
+        if stamp_ns is None:
+            self.user_reads += 1
+            return now_ns
+        if empty_ns - TOLERANCE_NS <= stamp_ns <= now_ns + TOLERANCE_NS:
+            return stamp_ns if stamp_ns <= now_ns else now_ns
+        self._clock.check()
+        self.stepped = True
+        return now_ns
+
+    def _earliest(self, stamp_ns: int, empty_ns: int, segments: int | None) -> int:
+        """When the first segment of the read can have arrived.
+
+        `segments`: the count of data segments just before the read. What the read holds came after the count before
+        the *previous* read, so a growth of one since then means that this is one segment, without any doubt.
+        """
+        before, self._segments = self._segments, segments
+        after = self._data_segments()
+        if before is not None and after is not None and after - before == 1:
+            return stamp_ns
+        poll_ns = 0 if self.poll is None else self.poll.empty_ns(stamp_ns)
+        return min(stamp_ns, max(poll_ns, empty_ns))
+
+    def _data_segments(self) -> int | None:
+        try:
+            info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 156)  # type: ignore[union-attr]
+            return int(_DATA_SEGMENTS_IN.unpack(info)[0])
+        except (OSError, struct.error):
+            return None
+
+    def _decrypt(self, data: bytes) -> tuple[bytes, bool]:
+        """(plain text of the records that are complete, whether the stream is over)."""
+        assert self._tls is not None
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+        pieces = []
+        over = False
+        try:
+            while True:
+                piece = self._tls.read(READ_BYTES)
+                if not piece:
+                    over = True
+                    break
+                pieces.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            over = True
+        self._flush_tls()
+        return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), over or not data
+
+    # ------------------------------------------------------------------------------------------------------- end
+
+    def _guarded(self, callback: Any) -> None:
+        try:
+            callback()
+        except OSError as error:
+            self._lost(error)
+        except Exception as error:  # noqa: BLE001
+            self._crash(error)
+
+    def _lost(self, error: OSError) -> None:
+        owner = self.owner
+        if not self.shaken:
+            self.close()
+            if owner is not None:
+                owner.connect_failed(error)
+        elif owner is not None:
+            owner.disconnected(error)
+        else:
+            self.close()
+
+    def _crash(self, error: Exception) -> None:
+        owner = self.owner
+        self.close()
+        if owner is not None:
+            owner.crashed(error)
+
+    def rest(self) -> None:
+        """Idle from now on, in the pool."""
+        self.owner = None
+        self.poll = None
+        self._reader.stop()
+
+    def close(self) -> None:
+        """Close at once. A second call does nothing."""
+        self.closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        # Watchers before the descriptor: its number may be another socket's a moment later.
+        for watcher in (self._reader, self._writer):
+            if watcher is not None:
+                watcher.stop()
+                watcher.close()
+        self._reader = self._writer = None
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None

@@ -1,0 +1,514 @@
+"""One request in flight: HTTP/1.1 framing, deadlines, and the hand-over of its body to the sink."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import httptools
+
+from infersiege.records import ErrorClass, StampSource
+from infersiege.wire.clock import monotonic_ns
+from infersiege.wire.connection import Connection, is_ours
+from infersiege.wire.exchange import BodySink, Deadlines, ExchangeResult, Fault, Request
+
+if TYPE_CHECKING:
+    from infersiege.wire.transport import Client
+
+DRAIN_NS = 250_000_000
+"""How long a stream that said it is over may take to end."""
+BATCH_BYTES = 32_768
+MAX_BODY_BYTES = 8 << 20
+_EVENT_STREAM = "text/event-stream"
+
+# What becomes of body bytes.
+_RAW, _FIRST, _LATER, _IGNORED = range(4)
+
+
+class Exchange:
+    """One request and its answer. Made by `Client.start`; all methods but `wait` may be called from anywhere.
+
+    `wait` returns once the result is final: the answer was complete and decoded, or it failed, or it was aborted. A
+    stream that said that it is over is awaited for at most 250 ms more, so that its connection can be used again;
+    that time is in no figure.
+    """
+
+    def __init__(self, client: Client, request: Request, sink: BodySink, deadlines: Deadlines, woken: Any) -> None:
+        self._client = client
+        self._sink = sink
+        self._deadlines = deadlines
+        self._woken = woken
+        self._payload = b""
+        self._request = request
+        self._connection: Connection | None = None
+        self._result = ExchangeResult(attempt_ns=monotonic_ns(), headers={})
+        self._phase_ns = self._result.attempt_ns
+        self._timer: Any = None
+        self._steps = client.clock.steps
+        self._watching = False
+        self._resent = False
+        self._fresh_message()
+        self._reads: list[tuple[int, bytes]] = []
+        self._held = 0
+        self._last_ns = 0
+        self._stream_closed_ns: int | None = None
+        self._fault: Fault | None = None
+        self._cut: str | None = None
+        self._over = False
+        """Nothing more comes from the socket; what was read may still have to be decoded."""
+        self.finished = False
+
+    # ------------------------------------------------------------------------------------------- for the caller
+
+    def wait(self) -> ExchangeResult:
+        """Block this greenlet until the result is final, and return it."""
+        self._woken.wait()
+        return self._result
+
+    def result(self) -> ExchangeResult:
+        """The facts; final once `finished`. Raises RuntimeError before."""
+        if not self.finished:
+            raise RuntimeError("the exchange is still in flight: wait or abort first")
+        return self._result
+
+    def abort(self, detail: str) -> None:
+        """End it now: close the connection, decode what was read, wake the waiter. Never yields.
+
+        Without effect on an exchange that is finished. The result has a fault without error class.
+        """
+        self._stop(Fault(error_class=None, detail=detail), now=True)
+
+    # ---------------------------------------------------------------------------------------------------- start
+
+    def begin(self) -> None:
+        """Send on an idle connection, or connect. Called once, by the client."""
+        try:
+            self._payload = _payload(self._request, self._client.endpoint.authority, self._client.keep_alive)
+        except ValueError as error:
+            self.fail(ErrorClass.BAD_REQUEST, str(error))
+            return
+        self._arm(self._deadlines.connect_ns)
+        connection = self._client.take_idle()
+        if connection is None:
+            self._client.connect(self)
+        else:
+            self._result.reused_connection = True
+            self._result.peer = connection.peer
+            self._send(connection)
+
+    def connecting(self, connection: Connection) -> None:
+        """The client made this connection for us."""
+        self._connection = connection
+
+    def connected(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        self._result.peer = connection.peer
+        self._result.connect_duration_ns = connection.connect_duration_ns
+        self._result.tls_duration_ns = connection.tls_duration_ns
+        self._send(connection)
+
+    def connect_failed(self, error: OSError) -> None:
+        if is_ours(error):
+            self.fail(ErrorClass.CLIENT_RESOURCE, f"cannot connect to {self._where()}: {_text(error)}")
+        elif isinstance(error, ssl.SSLError):
+            self.fail(ErrorClass.TLS, f"TLS handshake with {self._where()} failed: {_tls_text(error)}")
+        elif self._connection is not None and self._connection.connect_duration_ns is not None:
+            self.fail(ErrorClass.TLS, f"TLS handshake with {self._where()} failed: {_text(error)}")
+        else:
+            self.fail(ErrorClass.CONNECT, f"cannot connect to {self._where()}: {_text(error)}")
+
+    def _send(self, connection: Connection) -> None:
+        self._connection = connection
+        self._phase_ns = monotonic_ns()
+        self._watch(True)
+        connection.poll = self._client.decoder_loop.poll
+        connection.begin(self, self._payload)
+        self._arm(min(self._deadlines.first_token_ns, self._deadlines.total_ns))
+
+    def _fresh_message(self) -> None:
+        """Framing state of one response (the final one: those before it, 1xx, are dropped)."""
+        self._bodies: list[bytes] = []
+        self._parser: Any = httptools.HttpResponseParser(_Framing(self))
+        self._to = _RAW
+        self._has_headers = False
+        self._complete = False
+        self._reusable = False
+        self._ends_at_eof = False
+        self._raw: list[bytes] = []
+        self._raw_bytes = 0
+
+    # ------------------------------------------------------------------------------------ told by the connection
+
+    def received(self, data: bytes, stamp_ns: int, earliest_ns: int) -> None:
+        """One read. The hot path: nearly always one event of a stream whose first token was seen."""
+        if self._result.first_byte_ns is None:
+            self._result.first_byte_ns = stamp_ns
+        self._last_ns = stamp_ns
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not self._complete:
+                self._deliver(stamp_ns, earliest_ns)
+                self.fail(ErrorClass.PARSE, f"no valid HTTP/1.1 from {self._where()}: {error}")
+                return
+            self._reusable = False  # something after the answer
+        bodies = self._bodies
+        if bodies:
+            if self._to == _LATER:
+                body = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+                bodies.clear()
+                reads = self._reads
+                reads.append((stamp_ns, body))
+                self._held += len(body)
+                if len(reads) == 1 or self._held >= BATCH_BYTES:
+                    self._client.decoder_loop.enlist(self, urgent=self._held >= BATCH_BYTES)
+            else:
+                self._deliver(stamp_ns, earliest_ns)
+        if self._complete:
+            self._message_ended(stamp_ns)
+
+    def disconnected(self, error: OSError | None) -> None:
+        result = self._result
+        now_ns = monotonic_ns()
+        if result.first_byte_ns is None:
+            if result.reused_connection and not self._resent:
+                self._resend()
+                return
+            why = "" if error is None else f" ({_text(error)})"
+            self.fail(ErrorClass.SERVER, f"connection closed before any answer{why}")
+        elif error is None and self._ends_at_eof:
+            self._complete = True
+            self._message_ended(now_ns)
+        else:
+            self._cut = "connection cut" if error is None else f"connection cut ({_text(error)})"
+            self._close_connection()
+            self._socket_done(now_ns)
+
+    def crashed(self, error: Exception) -> None:
+        self.fail(ErrorClass.PARSE, f"{type(error).__name__} while reading the answer: {error}")
+
+    def _resend(self) -> None:
+        """A kept connection was closed under our request: once more, on a new one."""
+        self._resent = True
+        self._close_connection()
+        self._result.reused_connection = False
+        self._result.attempts += 1
+        self._phase_ns = monotonic_ns()
+        self._arm(self._deadlines.connect_ns)
+        self._client.connect(self)
+
+    # -------------------------------------------------------------------------------------------------- framing
+
+    def headers_complete(self, headers: dict[str, str]) -> None:
+        """Called inside the parser."""
+        result = self._result
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            return
+        if self._complete:
+            return  # bytes after the answer; the connection won't be kept, see received
+        self._has_headers = True
+        result.status = status
+        result.headers = headers
+        self._ends_at_eof = "content-length" not in headers and "chunked" not in headers.get("transfer-encoding", "")
+        kind = headers.get("content-type", "").split(";")[0].strip().lower()
+        if status == 200 and kind == _EVENT_STREAM:
+            result.streamed = True
+            self._to = _FIRST
+        else:
+            self._watch(False)
+            self._arm_next()
+
+    def message_complete(self) -> None:
+        """Called inside the parser, also after each 1xx."""
+        if self._has_headers:
+            # Asked here: afterwards the parser has forgotten. A second message in the same answer spoils it.
+            self._reusable = not self._complete and self._parser.should_keep_alive()
+            self._complete = True
+
+    def _deliver(self, stamp_ns: int, earliest_ns: int) -> None:
+        """Body bytes of one read, while the first token is awaited, or of another body than a stream."""
+        body = b"".join(self._bodies)
+        self._bodies.clear()
+        if self._to == _FIRST:
+            encoding = self._result.headers.get("content-encoding", "identity")
+            if encoding != "identity":
+                self.fail(ErrorClass.PARSE, f"stream with content-encoding {encoding}, which was not asked for")
+            else:
+                self._first(stamp_ns, earliest_ns, body)
+        elif self._to == _RAW:
+            room = MAX_BODY_BYTES - self._raw_bytes
+            self._raw.append(body[:room])
+            self._raw_bytes += len(body)
+            if len(body) > room:
+                self.fail(ErrorClass.CLIENT_LIMIT, f"answer with status {self._result.status} is over 8 MiB")
+
+    def _first(self, stamp_ns: int, earliest_ns: int, body: bytes) -> None:
+        try:
+            if self._sink.first(stamp_ns, earliest_ns, body):
+                self._to = _LATER
+                self._watch(False)
+                self._arm_next()
+            self._look_if_done()
+        except Exception as error:  # noqa: BLE001 - also an OSError of the sink's is its bug, not the connection's
+            self.crashed(error)
+
+    def _message_ended(self, now_ns: int) -> None:
+        """The response is complete as HTTP says."""
+        if self._over:
+            return
+        connection = self._connection
+        self._result.complete = True
+        if connection is not None:
+            if self._reusable and connection.sent_end_ns is not None and not connection.closed:
+                self._settle_connection()
+                self._client.keep(connection)
+            else:
+                self._close_connection()
+        self._socket_done(now_ns)
+
+    # ------------------------------------------------------------------------------------------------- decoding
+
+    def decode(self) -> bool:
+        """Hand one batch to the sink; return whether there is more. Called by the decoder loop."""
+        if self.finished:
+            return False
+        reads = self._reads
+        batch, size = len(reads), 0
+        if self._held > 2 * BATCH_BYTES:
+            batch = 0
+            while size < BATCH_BYTES:
+                size += len(reads[batch][1])
+                batch += 1
+        try:
+            if batch == len(reads):
+                self._reads, self._held = [], 0
+                self._sink.more(reads)
+            else:
+                self._reads, self._held = reads[batch:], self._held - size
+                self._sink.more(reads[:batch])
+            self._look_if_done()
+        except Exception as error:  # noqa: BLE001 - a bug in the sink must not end the loop
+            self._reads = []
+            self.crashed(error)
+        if self._reads:
+            return True
+        if self._over:
+            self._conclude()
+        return False
+
+    def _look_if_done(self) -> None:
+        if not self._over and self._to in (_FIRST, _LATER) and self._sink.done:
+            self._to = _IGNORED
+            self._watch(False)
+            self._stream_closed_ns = self._sink.done_ns or self._last_ns
+            if not self._complete:
+                self._arm(DRAIN_NS)
+
+    # ------------------------------------------------------------------------------------------------ deadlines
+
+    def _arm(self, after_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer.close()
+        self._timer = self._client.loop.timer(max(0.0, after_ns / 1e9))
+        self._timer.start(self._on_timer, update=True)
+
+    def _on_timer(self) -> None:
+        try:
+            now_ns = monotonic_ns()
+            at_ns, error_class, what = self._next_deadline()
+            if at_ns > now_ns:
+                self._arm(at_ns - now_ns + 100_000)
+            elif error_class is None:
+                self._close_connection()
+                self._socket_done(at_ns)
+            else:
+                self.fail(error_class, what)
+        except Exception as error:  # noqa: BLE001
+            self.crashed(error)
+
+    def _arm_next(self) -> None:
+        """A nearer deadline may hold from now on. Not called for each read: the timer looks again when it fires."""
+        self._arm(self._next_deadline()[0] - monotonic_ns())
+
+    def _next_deadline(self) -> tuple[int, ErrorClass | None, str]:
+        """(when, class, detail) of the deadline that comes first; class None: the end of the drain."""
+        limits = self._deadlines
+        connection = self._connection
+        if self._to == _IGNORED and self._stream_closed_ns is not None:
+            return self._stream_closed_ns + DRAIN_NS, None, ""
+        if connection is None or not connection.shaken:
+            what = f"no connection to {self._where()} within {_seconds(limits.connect_ns)}"
+            return self._phase_ns + limits.connect_ns, ErrorClass.TIMEOUT_CONNECT, what
+        begun_ns = connection.sent_ns or self._phase_ns
+        due: list[tuple[int, ErrorClass | None, str]] = [
+            (begun_ns + limits.total_ns, ErrorClass.TIMEOUT_TOTAL, f"not over after {_seconds(limits.total_ns)}")
+        ]
+        if self._to == _FIRST or not self._has_headers:
+            what = f"no token within {_seconds(limits.first_token_ns)}"
+            due.append((begun_ns + limits.first_token_ns, ErrorClass.TIMEOUT_FIRST_TOKEN, what))
+        else:
+            what = f"nothing came for {_seconds(limits.idle_ns)} in mid-answer"
+            due.append((self._last_ns + limits.idle_ns, ErrorClass.TIMEOUT_IDLE, what))
+        return min(due, key=lambda one: one[0])
+
+    # ------------------------------------------------------------------------------------------------------ end
+
+    def fail(self, error_class: ErrorClass, detail: str) -> None:
+        """End with a fault of the server, the network or this machine."""
+        self._stop(Fault(error_class=error_class, detail=detail), now=False)
+
+    def _stop(self, fault: Fault, *, now: bool) -> None:
+        if self.finished:
+            return
+        if self._over:
+            if not now:
+                return  # the answer was over before
+        elif self._fault is None:
+            self._fault = fault
+        self._close_connection()
+        if now or not self._reads:
+            self._over = True
+            self._close_time(monotonic_ns())
+            self._conclude()
+        else:
+            self._socket_done(monotonic_ns())
+
+    def _close_time(self, now_ns: int) -> None:
+        if self._result.closed_ns is None:
+            self._result.closed_ns = self._stream_closed_ns or now_ns
+
+    def _socket_done(self, now_ns: int) -> None:
+        """Nothing more will be read: decode the rest, then conclude."""
+        if self._over:
+            return
+        self._over = True
+        self._close_time(now_ns)
+        if self._reads:
+            self._client.decoder_loop.enlist(self, urgent=True)
+        else:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """The result is final."""
+        if self.finished:
+            return
+        self.finished = True
+        result = self._result
+        try:
+            if self._timer is not None:
+                self._timer.stop()
+                self._timer.close()
+                self._timer = None
+            self._watch(False)
+            self._finish_sink()
+            result.body = b"".join(self._raw)
+            if self._cut is not None and self._fault is None and not self._says_done():
+                self._fault = Fault(error_class=ErrorClass.TRUNCATED, detail=self._cut)
+            result.clock_step = result.clock_step or self._client.clock.steps != self._steps
+        except Exception as error:  # noqa: BLE001
+            self._fault = Fault(error_class=ErrorClass.PARSE, detail=f"{type(error).__name__} at the end: {error}")
+        finally:
+            result.fault = self._fault
+            self._client.forget(self)
+            self._parser = None  # it refers to us: no cycle is left to the garbage collector
+            self._woken.set()
+
+    def _finish_sink(self) -> None:
+        if self._reads:
+            self._sink.more(self._reads)
+            self._reads = []
+        self._sink.end()
+        if result_done := self._sink.done_ns if self._says_done() else None:
+            self._result.closed_ns = result_done
+
+    def _says_done(self) -> bool:
+        return self._result.streamed and self._sink.done
+
+    def _watch(self, wanted: bool) -> None:
+        """Hold the process's poll watch while the first token is awaited, once."""
+        if wanted != self._watching:
+            self._watching = wanted
+            poll = self._client.decoder_loop.poll
+            if wanted:
+                poll.acquire()
+            else:
+                poll.release()
+                if self._connection is not None:
+                    self._connection.poll = None
+
+    def _settle_connection(self) -> None:
+        """Take over what the connection counted for us, and let go of it."""
+        connection, result = self._connection, self._result
+        if connection is None:
+            return
+        self._watch(False)
+        result.sent_ns = connection.sent_ns
+        result.sent_end_ns = connection.sent_end_ns
+        result.bytes_in += connection.bytes_in
+        result.bytes_out += connection.bytes_out
+        result.clock_step = result.clock_step or connection.stepped
+        if self._client.clock.kernel and result.first_byte_ns is not None and not connection.user_reads:
+            result.stamp_source = StampSource.KERNEL
+        connection.owner = None
+        self._connection = None
+
+    def _close_connection(self) -> None:
+        connection = self._connection
+        self._settle_connection()
+        if connection is not None:
+            connection.close()
+
+    def _where(self) -> str:
+        peer = self._connection.peer if self._connection is not None else None
+        name = self._client.endpoint.authority
+        return name if peer is None or peer == name else f"{name} ({peer})"
+
+
+class _Framing:
+    """What httptools calls. `on_body` is a list's append: no Python frame per chunk."""
+
+    __slots__ = ("_exchange", "_headers", "on_body")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._headers: dict[str, str] = {}
+        self.on_body = exchange._bodies.append
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        headers, self._headers = self._headers, {}
+        self._exchange.headers_complete(headers)
+
+    def on_message_complete(self) -> None:
+        self._exchange.message_complete()
+
+
+def _payload(request: Request, authority: str, keep_alive: bool) -> bytes:
+    lines = [f"POST {request.path} HTTP/1.1", f"host: {authority}"]
+    lines += [f"{name}: {value}" for name, value in request.headers]
+    if not keep_alive:
+        lines.append("connection: close")
+    lines.append(f"content-length: {len(request.body)}")
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError("a line break in a request header or path")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + request.body
+
+
+def _text(error: OSError) -> str:
+    return (os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)).lower()
+
+
+def _tls_text(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate not accepted: {error.verify_message}"
+    return str(error.reason or error).lower().replace("_", " ")
+
+
+def _seconds(duration_ns: int) -> str:
+    return f"{duration_ns / 1e9:g} s"
