@@ -126,7 +126,8 @@ class OpenAIChatDecoder:
                 self._finish(choice)
         told = None if chunk.usage is None else self._counters.take_usage(chunk.usage)
         if chunk.timings is not None:
-            told = self._counters.take_timings(chunk.timings) if told is None else told
+            timed = self._counters.take_timings(chunk.timings)
+            told = timed if told is None else told
         if chunk.metrics is not None:
             self._counters.take_metrics(chunk.metrics)
         if flags and not self._seen_text:

@@ -12,6 +12,8 @@ ENDPOINTS: tuple[str, ...] = ("/chat/completions", "/completions", "/responses",
 """Endpoints that users paste as a base URL; the longest is tried first."""
 
 _VERSION = re.compile(r"v\d+((alpha|beta)\d*)?", re.IGNORECASE)
+_IN_PATH = "%:@!$&'()*+,;=~-._"
+_IN_QUERY = _IN_PATH + "/?"
 _KEY_NAMES = re.compile(
     r"(api[-_]?)?key|(access[-_]?)?token|secret|password|sig(nature)?|subscription-key", re.IGNORECASE
 )
@@ -37,9 +39,8 @@ def endpoint_url(base_url: str, path: str) -> str:
     the endpoint of another dialect is replaced. Raises UsageError for what can't be a base URL.
     """
     base = _split(base_url)
-    if base.endpoint == path:
-        return base.origin + "".join(f"/{part}" for part in base.root + base.version) + path + base.query
-    parts = base.root + (base.version or ("v1",))
+    # An endpoint without a version (`https://h/chat/completions`) shows that this server has none.
+    parts = base.root + (base.version or (() if base.endpoint else ("v1",)))
     return base.origin + "".join(f"/{part}" for part in parts) + path + base.query
 
 
@@ -63,7 +64,7 @@ def _split(base_url: str) -> _Base:
     if fragment:
         raise UsageError("base_url has a fragment (#…), which is never sent", hint="remove it")
     _refuse_keys(query)
-    segments = tuple(quote(part, safe="%:@!$&'()*+,;=~-._") for part in path.split("/") if part)
+    segments = tuple(quote(part, safe=_IN_PATH) for part in path.split("/") if part)
     joined = "/" + "/".join(segments)
     endpoint = next((known for known in ENDPOINTS if joined.endswith(known)), "")
     if endpoint:
@@ -75,7 +76,7 @@ def _split(base_url: str) -> _Base:
             cut -= 1
     elif cut and _VERSION.fullmatch(segments[cut - 1]):
         cut -= 1
-    return _Base(origin, segments[:cut], segments[cut:], endpoint, f"?{query}" if query else "")
+    return _Base(origin, segments[:cut], segments[cut:], endpoint, f"?{quote(query, safe=_IN_QUERY)}" if query else "")
 
 
 def _origin(base_url: str) -> str:

@@ -1,0 +1,289 @@
+"""Raw bytes of real engines (vLLM, SGLang, llama.cpp) through events, decoder and judgement: one row per capture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from infersiege.channels.accounting import TokenAccount, account_tokens
+from infersiege.channels.dialect import TEXT, Decoded
+from infersiege.channels.openai_chat import OpenAIChat
+from infersiege.channels.outcome import Conclusion, conclude, decode_body
+from infersiege.records import ErrorClass, Outcome, TokensFrom
+from infersiege.wire.exchange import ExchangeResult
+
+sse = pytest.importorskip("infersiege.wire.sse")
+
+USAGE, ESTIMATE = TokensFrom.USAGE, TokensFrom.ESTIMATE
+NOTI = " noti rem noti rem noti rem"
+FRENCH = "L'Étoile, la Marseillaise, la femme, la femme au martyre, la"
+
+
+@dataclass(frozen=True, slots=True)
+class Good:
+    """An answer: what it said and what it cost. Tokens as (prompt, cached, output)."""
+
+    text: str
+    tokens: tuple[int | None, int | None, int]
+    source: TokensFrom
+    chunks: int
+    """0: not streamed."""
+    finish: str = "length"
+    reasoning: str = ""
+    first_chunk: int | None = None
+    server_ttft_ns: int | None = None
+    keepalives: int = 0
+    flags: tuple[str, ...] = ("length",)
+
+
+UNTOLD = ("usage_missing", "length")
+
+ANSWERS: dict[str, Good] = {
+    # usage on a chunk without choices, timings beside it
+    "llamacpp-chat-stream-usage": Good("L'Étoile, la Mar", (37, 36, 8), USAGE, 8, server_ttft_ns=2_083_641_000),
+    # no usage asked: timings on the finish chunk stand in
+    "llamacpp-chat-stream": Good(FRENCH, (37, 0, 24), USAGE, 24, server_ttft_ns=4_654_907_000),
+    "llamacpp-chat-nostream": Good("L'Étoile, la Mar", (37, 36, 8), USAGE, 0, server_ttft_ns=1_285_354_000),
+    # five pings before the first event
+    "llamacpp-ping-stream": Good(
+        "This is an excellent", (2011, 0, 4), USAGE, 4, keepalives=5, server_ttft_ns=10_624_636_000
+    ),
+    # reasoning_content, its first delta with two tokens in it: 7 chunks, 8 tokens
+    "llamacpp-reasoning-stream": Good(
+        "", (25, 0, 8), USAGE, 7, reasoning="\n\nI'm here to help you with", server_ttft_ns=106_591_000
+    ),
+    # answers to any model name
+    "llamacpp-wrong-model": Good("hi there", (31, 0, 2), USAGE, 0, finish="length", server_ttft_ns=289_645_000),
+    "sglang-chat-stream-usage": Good(NOTI, (25, 24, 6), USAGE, 6),
+    "sglang-chat-stream": Good(NOTI, (None, None, 6), ESTIMATE, 6, flags=UNTOLD),
+    "sglang-chat-nostream": Good(NOTI, (25, 24, 6), USAGE, 0),
+    "sglang-wrong-model-200": Good(" t Covered", (None, None, 2), ESTIMATE, 2, flags=UNTOLD),
+    # text on the finish chunk
+    "vllm-chat-stream-usage": Good(NOTI, (25, None, 6), USAGE, 6),
+    "vllm-chat-stream": Good(NOTI, (None, None, 6), ESTIMATE, 6, flags=UNTOLD),
+    # cumulative usage on every chunk, 0 on the role chunk
+    "vllm-chat-stream-usage-continuous": Good(" noti rem noti rem", (25, None, 4), USAGE, 4, first_chunk=1),
+    "vllm-chat-nostream": Good(NOTI, (25, None, 6), USAGE, 0),
+    # comments while it waited in the engine's queue
+    "vllm-keepalive-queued-stream": Good("publish least", (None, None, 2), ESTIMATE, 2, keepalives=2, flags=UNTOLD),
+    # `reasoning`, per-chunk usage, cached_tokens 0 (known), TTFT in `metrics`
+    "vllm-reasoning-stream": Good(
+        "", (75, 0, 4), USAGE, 4, reasoning=" noti rem noti rem", first_chunk=1, server_ttft_ns=8_610_566
+    ),
+    "vllm-prefix-cached-nostream": Good(
+        "", (75, 64, 4), USAGE, 0, reasoning=" noti rem noti rem", server_ttft_ns=4_661_399
+    ),
+}
+
+FAILURES: dict[str, ErrorClass] = {
+    "llamacpp-err-400-context-nostream": ErrorClass.CONTEXT_LENGTH,
+    "llamacpp-err-400-context-stream": ErrorClass.CONTEXT_LENGTH,
+    "llamacpp-err-401-nokey": ErrorClass.AUTH,
+    "llamacpp-err-401-wrongkey": ErrorClass.AUTH,
+    "llamacpp-err-404-path": ErrorClass.NOT_FOUND,
+    "llamacpp-err-405": ErrorClass.NOT_FOUND,  # it answers 404 to a wrong method
+    "llamacpp-err-bad-json": ErrorClass.BAD_REQUEST,
+    "llamacpp-err-bad-param": ErrorClass.BAD_REQUEST,
+    "llamacpp-err-no-messages": ErrorClass.BAD_REQUEST,
+    "sglang-err-400-context-nostream": ErrorClass.CONTEXT_LENGTH,
+    "sglang-err-400-context-stream": ErrorClass.CONTEXT_LENGTH,
+    "sglang-err-401-nokey": ErrorClass.AUTH,
+    "sglang-err-401-wrongkey": ErrorClass.AUTH,
+    "sglang-err-404-path": ErrorClass.NOT_FOUND,
+    "sglang-err-503-overload-nostream": ErrorClass.OVERLOAD,
+    "sglang-err-503-overload-stream": ErrorClass.OVERLOAD,  # inside a 200
+    "sglang-err-bad-json": ErrorClass.BAD_REQUEST,
+    "sglang-err-empty-messages": ErrorClass.BAD_REQUEST,
+    "sglang-err-no-messages": ErrorClass.BAD_REQUEST,
+    "vllm-err-400-context-stream": ErrorClass.CONTEXT_LENGTH,  # counted in characters
+    "vllm-err-400-context-tokens": ErrorClass.CONTEXT_LENGTH,  # counted in tokens
+    "vllm-err-400-maxtokens": ErrorClass.CONTEXT_LENGTH,  # max_tokens over the model's length
+    "vllm-err-401-nokey": ErrorClass.AUTH,
+    "vllm-err-401-wrongkey": ErrorClass.AUTH,
+    "vllm-err-404-model": ErrorClass.NOT_FOUND,
+    "vllm-err-404-path": ErrorClass.NOT_FOUND,
+    "vllm-err-405": ErrorClass.NOT_FOUND,  # a path that takes no POST is a wrong base_url
+    "vllm-err-503-in-stream-200": ErrorClass.OVERLOAD,
+    "vllm-err-503-overload-nostream": ErrorClass.OVERLOAD,
+    "vllm-err-503-overload-stream": ErrorClass.OVERLOAD,
+    "vllm-err-bad-json": ErrorClass.BAD_REQUEST,
+    "vllm-err-empty-messages": ErrorClass.BAD_REQUEST,
+    "vllm-err-no-messages": ErrorClass.BAD_REQUEST,
+    "vllm-engine-killed-midstream": ErrorClass.STREAM_ERROR,
+    "vllm-engine-killed-queued": ErrorClass.STREAM_ERROR,
+}
+
+ELSEWHERE = ("vllm-tools-named-stream", "vllm-tools-required-stream", "sglang-tools-required-no-call-stream")
+"""Rows of tests of their own."""
+
+OTHER_KINDS = (
+    *("anthropic", "completions", "generate", "responses", "metrics", "props", "slots", "models", "model-info"),
+    *("server-info", "v1-loads", "health", "vllm-load", "vllm-ping", "vllm-version"),
+)
+"""Parts of names of captures that are not of this dialect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    conclusion: Conclusion
+    decoded: Decoded | None
+    tokens: TokenAccount
+    chunks: int
+    keepalives: int
+
+
+def exchange_of(file: Path) -> tuple[ExchangeResult, bytes]:
+    """A capture (a command, status line, headers, body without chunk framing) as the transport would give it."""
+    _, _, raw = file.read_bytes().partition(b"\n")
+    head, _, body = raw.partition(b"\r\n\r\n") if b"\r\n\r\n" in raw else raw.partition(b"\n\n")
+    status, *lines = head.decode("ascii").splitlines()
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    streamed = headers.get("content-type", "").startswith("text/event-stream")
+    result = ExchangeResult(
+        attempt_ns=0,
+        status=int(status.split()[1]),
+        headers=headers,
+        streamed=streamed,
+        body=b"" if streamed else body,
+        complete=True,
+    )
+    return result, body
+
+
+def play(result: ExchangeResult, pieces: list[bytes], *, stream_asked: bool) -> Seen:
+    """Through events, decoder and judgement, in the given pieces."""
+    dialect = OpenAIChat()
+    chunks = keepalives = 0
+    fault = None
+    if result.streamed:
+        events, decoder = sse.EventStream(), dialect.decoder()
+        payloads = [payload for piece in pieces for payload in events.feed(piece)] + events.close()
+        chunks = sum(bool(decoder.feed(payload) & TEXT) for payload in payloads)
+        decoded: Decoded | None = decoder.decoded()
+        keepalives = events.keepalives
+    else:
+        decoded, fault = decode_body(dialect, result)
+    conclusion = conclude(result, decoded=decoded, stream_asked=stream_asked, parse_fault=fault)
+    return Seen(conclusion, decoded, account_tokens(decoded, chunks), chunks, keepalives)
+
+
+def replay(shared: Path, name: str) -> Seen:
+    result, body = exchange_of(shared / "captures" / f"{name}.txt")
+    return play(result, [body], stream_asked=result.streamed)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_ok_with_its_text_and_its_tokens(name: str, shared: Path) -> None:
+    want = ANSWERS[name]
+    seen = replay(shared, name)
+    assert seen.conclusion == Conclusion(
+        outcome=Outcome.OK,
+        error_class=None,
+        error_detail=None,
+        finish_reason=want.finish,
+        flags=want.flags,
+        retry_after_ns=None,
+    )
+    assert seen.decoded is not None
+    assert (seen.decoded.text, seen.decoded.reasoning) == (want.text, want.reasoning)
+    assert seen.decoded.server_ttft_ns == want.server_ttft_ns
+    assert seen.tokens[:3] == want.tokens
+    assert (seen.tokens.tokens_from, seen.tokens.first_chunk_tokens) == (want.source, want.first_chunk)
+    assert (seen.chunks, seen.keepalives) == (want.chunks, want.keepalives)
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_has_its_class_and_says_what_the_server_said(name: str, shared: Path) -> None:
+    seen = replay(shared, name)
+    assert (seen.conclusion.outcome, seen.conclusion.error_class) == (Outcome.FAILED, FAILURES[name])
+    assert seen.conclusion.finish_reason is None
+    detail = seen.conclusion.error_detail
+    assert detail is not None
+    assert len(detail) > 15
+    assert "\n" not in detail
+
+
+def test_no_capture_of_this_dialect_is_forgotten(shared: Path) -> None:
+    names = {file.stem for file in (shared / "captures").glob("*.txt")}
+    ours = {name for name in names if not any(kind in name for kind in OTHER_KINDS)}
+    ours |= {name for name in names if "overload-nostream" in name}
+    # A 401 of Anthropic's path, of the model list, and a completions stream are of other dialects.
+    assert ours - {"vllm-err-401-models"} == {*ANSWERS, *FAILURES, *ELSEWHERE}
+
+
+@pytest.mark.parametrize(
+    ("name", "finish"), [("vllm-tools-named-stream", "stop"), ("vllm-tools-required-stream", "length")]
+)
+def test_a_forced_tool_call_is_an_answer_without_content(name: str, finish: str, shared: Path) -> None:
+    seen = replay(shared, name)
+    assert (seen.conclusion.outcome, seen.conclusion.finish_reason) == (Outcome.OK, finish)
+    assert seen.decoded is not None
+    assert seen.decoded.text == ""
+    (call,) = seen.decoded.tool_calls
+    assert call["id"].startswith("chatcmpl-tool-")
+    assert call["function"]["name"] == "get_weather"
+    assert seen.tokens.output_tokens is not None
+    assert seen.tokens.output_tokens >= 3  # estimated from its text: two deltas are not two tokens
+    assert seen.chunks == 2
+
+
+def test_tools_that_were_not_called_leave_a_plain_answer(shared: Path) -> None:
+    seen = replay(shared, "sglang-tools-required-no-call-stream")
+    assert seen.conclusion.outcome is Outcome.OK
+    assert seen.decoded is not None
+    assert seen.decoded.tool_calls == ()
+    # 60 tokens in 16 chunks: the text says so, the number of chunks does not.
+    assert seen.tokens.output_tokens == pytest.approx(60, rel=0.2)
+
+
+def test_a_killed_engine_keeps_the_part_that_came_and_no_more(shared: Path) -> None:
+    seen = replay(shared, "vllm-engine-killed-midstream")
+    assert seen.chunks == 42
+    assert seen.decoded is not None
+    assert seen.decoded.done
+    assert seen.conclusion.error_detail is not None
+    assert "EngineCore encountered an issue" in seen.conclusion.error_detail
+
+
+SHORT = 6000
+
+
+def test_a_result_does_not_depend_on_where_the_bytes_were_cut(shared: Path) -> None:
+    streams = 0
+    for name in (*ANSWERS, *FAILURES, *ELSEWHERE):
+        result, body = exchange_of(shared / "captures" / f"{name}.txt")
+        if not result.streamed or len(body) > SHORT:
+            continue
+        streams += 1
+        whole = play(result, [body], stream_asked=True)
+        for cut in range(1, len(body)):
+            assert play(result, [body[:cut], body[cut:]], stream_asked=True) == whole, (name, cut)
+        assert play(result, [body[i : i + 1] for i in range(len(body))], stream_asked=True) == whole, name
+    assert streams >= 14
+
+
+def test_a_stream_that_ends_early_is_never_ok(shared: Path) -> None:
+    """Each prefix of a good answer with the connection cut there; and with a clean end before its finish reason."""
+    result, body = exchange_of(shared / "captures" / "vllm-chat-stream-usage.txt")
+    finish = body.index(b'"length"')
+    for cut in range(len(body) - len(b"data: [DONE]\n\n")):
+        reset = ExchangeResult(attempt_ns=0, status=200, headers=result.headers, streamed=True, complete=False)
+        clean = ExchangeResult(attempt_ns=0, status=200, headers=result.headers, streamed=True, complete=True)
+        for exchange in (reset, clean) if cut < finish else (reset,):
+            seen = play_cut(exchange, body[:cut])
+            assert seen.outcome is Outcome.FAILED, cut
+            assert seen.error_class in (ErrorClass.TRUNCATED, ErrorClass.NO_OUTPUT), cut
+
+
+def play_cut(result: ExchangeResult, body: bytes) -> Conclusion:
+    events, decoder = sse.EventStream(), OpenAIChat().decoder()
+    for payload in events.feed(body):
+        decoder.feed(payload)
+    for payload in events.close():
+        try:
+            decoder.feed(payload)
+        except ValueError:  # half an event; the sink passes over it, too
+            continue
+    return conclude(result, decoded=decoder.decoded(), stream_asked=True, unterminated=events.unterminated)
