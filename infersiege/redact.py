@@ -146,10 +146,11 @@ def _base64_cores(raw: bytes) -> list[str]:
 def api_key(channel: Channel, environ: Mapping[str, str]) -> str | None:
     """The channel's key, from the variable or file that the plan names; None if it names none or the variable is empty.
 
-    Raises UsageError for a file that cannot be read, is empty or holds more than one line.
+    Raises UsageError for a file that cannot be read or is empty, and for what no header can carry.
     """
     if channel.api_key_env is not None:
-        return environ.get(channel.api_key_env, "").strip() or None
+        key = environ.get(channel.api_key_env, "").strip()
+        return _fit(key, f"the environment variable {channel.api_key_env}") if key else None
     if channel.api_key_file is None:
         return None
     path = Path(channel.api_key_file).expanduser()
@@ -158,7 +159,16 @@ def api_key(channel: Channel, environ: Mapping[str, str]) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"{path}: the key file cannot be read: {reason}", hint="api_key_file names it") from None
-    if not text or len(text.split()) != 1:
-        seen = "is empty" if not text else "holds more than one word"
-        raise UsageError(f"{path}: the key file {seen}", hint="it must hold the key and nothing else")
-    return text
+    if not text:
+        raise UsageError(f"{path}: the key file is empty", hint="it must hold the key and nothing else")
+    return _fit(text, f"{path}: the key file")
+
+
+def _fit(key: str, place: str) -> str:
+    """The key, if a header can carry it. The message never shows it."""
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UsageError(
+            f"{place} holds more than a key: spaces, line ends or letters beyond ASCII",
+            hint="it must hold the key and nothing else",
+        )
+    return key

@@ -12,7 +12,7 @@ import msgspec
 
 from infersiege.channels import DIALECTS, PROFILES
 from infersiege.channels.url import endpoint_url
-from infersiege.errors import InfersiegeError, UsageError
+from infersiege.errors import InfersiegeError, TraceError, UsageError
 from infersiege.plan.convert import SECRET_KEYS
 from infersiege.plan.defaults import BUILTIN, default_base_url, local_file
 from infersiege.plan.faults import Faults
@@ -189,26 +189,26 @@ def _header(faults: Faults, here: KeyPath, name: str, value: object) -> None:
 
 
 def _key(draft: Draft, here: KeyPath, channel: Channel) -> None:
-    faults = draft.faults
-    variable = channel.api_key_env
+    faults, variable = draft.faults, channel.api_key_env
     if variable is not None and channel.api_key_file is not None and faults.ok(*here, "api_key_file"):
         faults.add((*here, "api_key_file"), "the key comes from api_key_env already; leave one of them out")
-    if variable is not None and faults.ok(*here, "api_key_env"):
-        if not _VARIABLE.fullmatch(variable):
-            faults.add(
-                (*here, "api_key_env"), "is no name of an environment variable (the key itself must not stand here)"
-            )
-        elif draft.environ is not None and not draft.environ.get(variable, "").strip():
-            state = "empty" if variable in draft.environ else "not set"
-            faults.add(
-                (*here, "api_key_env"), f"the environment variable {variable} is {state}; export it with the key"
-            )
-    elif channel.api_key_file is not None and faults.ok(*here, "api_key_file") and draft.environ is not None:
-        path = str(local_file(channel.api_key_file, draft.base))
-        try:
-            api_key(msgspec.structs.replace(channel, api_key_file=path), draft.environ)
-        except UsageError as error:
-            faults.add((*here, "api_key_file"), str(error))
+    source = "api_key_file" if variable is None else "api_key_env"
+    if not faults.ok(*here, source):
+        return
+    if variable is not None and not _VARIABLE.fullmatch(variable):
+        faults.add((*here, source), "is no name of an environment variable (the key itself must not stand here)")
+        return
+    if draft.environ is None:
+        return
+    file = channel.api_key_file and str(local_file(channel.api_key_file, draft.base))
+    try:
+        key = api_key(msgspec.structs.replace(channel, api_key_file=file), draft.environ)
+    except UsageError as error:
+        faults.add((*here, source), str(error))
+        return
+    if variable is not None and key is None:
+        state = "empty" if variable in draft.environ else "not set"
+        faults.add((*here, source), f"the environment variable {variable} is {state}; export it with the key")
 
 
 def _workloads(draft: Draft) -> None:
@@ -221,6 +221,7 @@ def _workloads(draft: Draft) -> None:
         _workload_channel(draft, here, workload)
         if faults.ok(*here, "trace"):
             _trace(draft, here, workload.trace)
+        _options(draft, here, workload)
         if faults.ok(*here, "scenario") and faults.ok(*here, "channel"):
             first = seen.setdefault((workload.scenario, workload.channel), index)
             if first != index:
@@ -268,6 +269,27 @@ def _trace(draft: Draft, here: KeyPath, trace: str) -> None:
     elif not path.exists():
         hint = f'; for the built-in one write "{BUILTIN}{trace}"' if trace in names("BUILTINS").now else ""
         draft.faults.add(where, f"there is no file {path}{hint}")
+
+
+def _options(draft: Draft, here: KeyPath, workload: Workload) -> None:
+    """Options of a built-in workload, or of a format that is named; others are checked when the trace is opened."""
+    faults = draft.faults
+    if not all(faults.ok(*here, key) for key in ("trace", "format", "options")):
+        return
+    from infersiege.traces import BUILTINS, READERS
+    from infersiege.traces.options import check_options
+
+    if workload.trace.startswith(BUILTIN):
+        table = BUILTINS[workload.trace.removeprefix(BUILTIN)].options
+    elif workload.format is not None:
+        table = READERS[workload.format].options
+    else:
+        return
+    try:
+        check_options(workload.trace, table, workload.options)
+    except TraceError as error:
+        message = str(error).removeprefix(f"{workload.trace}: ")
+        faults.add((*here, "options"), f"{message}; {error.hint}")
 
 
 def _slos(draft: Draft) -> None:
