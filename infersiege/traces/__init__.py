@@ -1,0 +1,163 @@
+"""Traces: files of sessions in several formats and built-in workloads, all behind `open_trace`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from infersiege.errors import TraceError
+from infersiege.traces import azure, mooncake, openai_messages, tau_bench
+from infersiege.traces.agent import AGENT_OPTIONS, Agent
+from infersiege.traces.builtin import LONG_DOCUMENT_OPTIONS, SHORT_QA_OPTIONS, LongDocument, ShortQa
+from infersiege.traces.conversation import Conversation, PreparedTurn, prompt_salt
+from infersiege.traces.describe import Description, describe
+from infersiege.traces.options import OptionTable, check_options
+from infersiege.traces.source import Head, Source
+from infersiege.traces.text import CHARS_PER_TOKEN, Synthesizer
+from infersiege.traces.trace import ReadOptions, Trace
+from infersiege.traces.words import WORDS
+
+__all__ = [
+    "BUILTINS",
+    "CHARS_PER_TOKEN",
+    "LATER_READERS",
+    "READERS",
+    "Builtin",
+    "Conversation",
+    "Description",
+    "PreparedTurn",
+    "Reader",
+    "Synthesizer",
+    "Trace",
+    "describe",
+    "open_trace",
+    "prompt_salt",
+]
+
+BUILTIN_PREFIX = "builtin:"
+
+
+class Reader(msgspec.Struct, frozen=True, kw_only=True):
+    """One file format."""
+
+    meaning: str
+    sniff: Callable[[Head], bool]
+    """Whether the first bytes of a file look like this format."""
+    read: Callable[[Source, ReadOptions], Trace]
+    options: OptionTable = {}
+
+
+class Builtin(msgspec.Struct, frozen=True, kw_only=True):
+    """One built-in workload."""
+
+    meaning: str
+    make: Callable[[ReadOptions], Trace]
+    options: OptionTable
+
+
+READERS: dict[str, Reader] = {
+    "openai-messages": Reader(
+        meaning="JSON Lines of OpenAI messages (fine-tune and batch files too)",
+        sniff=openai_messages.sniff,
+        read=openai_messages.read,
+        options=openai_messages.OPTIONS,
+    ),
+    "mooncake": Reader(
+        meaning="JSON Lines of lengths, times and block hashes",
+        sniff=mooncake.sniff,
+        read=mooncake.read,
+        options=mooncake.OPTIONS,
+    ),
+    "azure": Reader(meaning="CSV of times and lengths", sniff=azure.sniff, read=azure.read, options=azure.OPTIONS),
+    "tau-bench": Reader(
+        meaning="JSON array of tool-calling trajectories",
+        sniff=tau_bench.sniff,
+        read=tau_bench.read,
+        options=tau_bench.OPTIONS,
+    ),
+}
+
+LATER_READERS: tuple[str, ...] = (
+    "azure-lmm", "burstgpt", "qwen-bailian", "weka", "tracelab", "aiperf-multi-turn", "sharegpt", "swe-agent",
+    "openhands", "atif", "claude-code", "codex", "otel-genai", "dynamo",
+)  # fmt: skip
+"""Formats that are planned and not read yet: naming one is an error that says so."""
+
+BUILTINS: dict[str, Builtin] = {
+    "short-qa": Builtin(meaning="one short question per session", make=ShortQa, options=SHORT_QA_OPTIONS),
+    "long-document": Builtin(
+        meaning="several questions about a long document", make=LongDocument, options=LONG_DOCUMENT_OPTIONS
+    ),
+    "agent": Builtin(meaning="tool-calling sessions with a long shared prefix", make=Agent, options=AGENT_OPTIONS),
+}
+
+
+def open_trace(
+    spec: str,
+    *,
+    base: Path = Path(),
+    format: str | None = None,
+    seed: int = 1,
+    language: str = "en",
+    limit: int | None = None,
+    options: Mapping[str, object] | None = None,
+    length_scale: float = 1.0,
+    output_scale: float = 1.0,
+) -> Trace:
+    """Open `builtin:NAME` or a trace file (relative to `base`).
+
+    `limit` is the number of sessions to take from the front. The scales are applied here, once: to the lengths of
+    synthesised prompts, and to asked output lengths (with the recorded answers that are synthesised from them).
+    Raises TraceError: unknown names with the nearest legal one, files that are missing, unreadable or not of their
+    format (with path, line and hint), wrong options (all faults at once).
+    """
+    if language not in WORDS:
+        raise TraceError(f"{spec}: language {language!r} is unknown", hint="languages: " + ", ".join(WORDS))
+    read_options = ReadOptions(
+        name=spec, seed=seed, language=language, limit=limit, length_scale=length_scale, output_scale=output_scale
+    )
+    if spec.startswith(BUILTIN_PREFIX):
+        name = spec.removeprefix(BUILTIN_PREFIX)
+        if name not in BUILTINS:
+            raise _unknown("built-in workload", name, BUILTINS)
+        if format is not None:
+            raise TraceError(f"{spec}: a built-in workload has no format", hint="leave `format` out")
+        builtin = BUILTINS[name]
+        values = check_options(spec, builtin.options, options or {})
+        return builtin.make(msgspec.structs.replace(read_options, values=values))
+    if format is not None and format not in READERS:
+        if format in LATER_READERS:
+            raise TraceError(f"{spec}: format {format!r} is not read yet", hint="formats: " + ", ".join(READERS))
+        raise _unknown("trace format", format, READERS)
+    source = Source(base / spec)
+    reader = READERS[format or detect_format(source)]
+    values = check_options(str(source.path), reader.options, options or {})
+    return reader.read(source, msgspec.structs.replace(read_options, values=values))
+
+
+def detect_format(source: Source) -> str:
+    """Key of READERS, from the content. Raises TraceError where none or more than one fits."""
+    head = source.head()
+    fitting = [name for name, reader in READERS.items() if reader.sniff(head)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise TraceError(
+            f"{source.path}: could be {' or '.join(fitting)}",
+            hint="name it: format = " + " or ".join(map(repr, fitting)),
+        )
+    if not head.text.strip():
+        raise TraceError(f"{source.path}: the file has no rows", hint="name a trace file with at least one session")
+    raise TraceError(
+        f"{source.path}:1: format can't be told from {head.first_line[:60]!r}",
+        hint=f"formats: {', '.join(READERS)}; not read yet: {', '.join(LATER_READERS)}",
+    )
+
+
+def _unknown(kind: str, name: str, known: Mapping[str, object]) -> TraceError:
+    near = difflib.get_close_matches(name, known, n=1)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    return TraceError(f"{kind} {name!r} is unknown", hint=f"{guess}known: {', '.join(known)}")
