@@ -1,0 +1,70 @@
+"""JUnit XML of a gated run: one suite, one test case per rule, as CI systems read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from xml.etree import ElementTree as ET
+
+from infersiege.records import RuleResult, Summary, Verdict
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no XML 1.0 document may hold, not even escaped."""
+
+
+def junit_xml(summary: Summary, rules: Sequence[RuleResult]) -> str:
+    """The document, with its declaration, ready to be written as UTF-8.
+
+    A failed rule is a `failure`; `no data` and `invalid` are an `error` of that type. A rule of severity `warn` is a
+    passed case that says in `system-out` what it saw.
+    """
+    counted = [rule for rule in rules if rule.severity != "warn"]
+    failures = sum(rule.verdict is Verdict.FAIL for rule in counted)
+    errors = sum(rule.verdict in (Verdict.NO_DATA, Verdict.INVALID) for rule in counted)
+    totals = {"tests": str(len(rules)), "failures": str(failures), "errors": str(errors), "skipped": "0"}
+    seconds = f"{max(summary.ended_ns - summary.started_ns, 0) / 1e9:.3f}"
+    root = ET.Element("testsuites", name="infersiege", time=seconds, **totals)
+    suite = ET.SubElement(
+        root,
+        "testsuite",
+        name=_clean(summary.name),
+        time=seconds,
+        timestamp=datetime.fromtimestamp(summary.started_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S"),
+        **totals,
+    )
+    properties = ET.SubElement(suite, "properties")
+    _property(properties, "run_id", summary.run_id)
+    _property(properties, "emulated", "true" if summary.emulated else "false")
+    _property(properties, "interrupted", "true" if summary.interrupted else "false")
+    for reason in summary.invalid:
+        _property(properties, "invalid", reason)
+    for warning in summary.warnings:
+        _property(properties, "warning", warning)
+    for rule in rules:
+        _case(suite, rule, summary)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _case(suite: ET.Element, rule: RuleResult, summary: Summary) -> None:
+    # Without the run's name in it, so that a CI system sees the same case in each run.
+    classname = "infersiege.builtin" if rule.built_in else f"infersiege.{rule.scenario or 'run'}"
+    case = ET.SubElement(suite, "testcase", name=_clean(rule.name), classname=_clean(classname), time="0")
+    if rule.verdict is not Verdict.PASS and rule.severity != "warn":
+        kind = "failure" if rule.verdict is Verdict.FAIL else "error"
+        found = ET.SubElement(case, kind, type=rule.verdict.value, message=_clean(rule.detail))
+        if rule.verdict is Verdict.INVALID:
+            found.text = _clean("\n".join(summary.invalid))
+        return
+    said = rule.detail if rule.verdict is Verdict.PASS else f"warning, {rule.verdict.value}: {rule.detail}"
+    ET.SubElement(case, "system-out").text = _clean(said)
+
+
+def _property(properties: ET.Element, name: str, value: str) -> None:
+    ET.SubElement(properties, "property", name=name, value=_clean(value))
+
+
+def _clean(text: str) -> str:
+    """Without the characters that would make the document unreadable."""
+    return _NOT_XML.sub("", text)
