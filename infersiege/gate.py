@@ -105,7 +105,8 @@ def judge(slos: Sequence[Slo], summary: Summary) -> tuple[RuleResult, ...]:
 def exit_code(summary: Summary, rules: Sequence[RuleResult], *, gated: bool) -> ExitCode:
     """The exit code of a run; of several findings the strongest.
 
-    Ungated: invalid, interrupted, or every turn failed. Gated: the rules as well. Rules of severity `warn` never count.
+    Ungated: invalid, interrupted, every turn failed, or none ended by itself. Gated: the rules as well. Rules of severity
+    `warn` never count.
     """
     codes = {ExitCode.PASS}
     if summary.interrupted:
@@ -113,8 +114,8 @@ def exit_code(summary: Summary, rules: Sequence[RuleResult], *, gated: bool) -> 
     if summary.invalid:
         codes.add(ExitCode.INVALID_RUN)
     counts = summary.counts
-    if counts.failed and not counts.ok:
-        codes.add(ExitCode.RULE_FAILED)
+    if not counts.ok:
+        codes.add(ExitCode.RULE_FAILED if counts.failed else ExitCode.NO_DATA)
     if gated:
         codes |= {_CODES[rule.verdict] for rule in rules if rule.severity != "warn"}
     return strongest(codes)
@@ -227,9 +228,8 @@ def _measured(metric: Metric, slo: Slo, group: GroupSummary) -> tuple[int, float
     needed = max(slo.min_samples or stat.floor, stat.floor)
     beside = _beside(distribution.missing, distribution.failed_share)
     if not distribution.n:
-        why = (
-            "the answers were not streamed" if metric.needs_stream and not distribution.missing else "nothing measured"
-        )
+        unstreamed = metric.needs_stream and not distribution.missing and group.counts.ok
+        why = "the answers were not streamed" if unstreamed else "nothing measured"
         return 0, None, f"{why}{beside}"
     if distribution.n < needed:
         return distribution.n, None, f"{distribution.n} values, {slo.stat} needs {needed}{beside}"
@@ -242,7 +242,7 @@ def _measured(metric: Metric, slo: Slo, group: GroupSummary) -> tuple[int, float
 
 def _measured_rate(metric: Metric, slo: Slo, group: GroupSummary) -> tuple[int, float | None, str]:
     ended = group.counts.ok + group.counts.failed
-    n = group.counts.started if metric.name in ("cancelled_share", "users", "sent_rate", "asked_rate") else ended
+    n = ended if metric.name in _OF_ENDED else group.counts.started
     needed = slo.min_samples or 1
     value = group.rates.get(metric.name)
     if n < needed:
@@ -251,6 +251,9 @@ def _measured_rate(metric: Metric, slo: Slo, group: GroupSummary) -> tuple[int, 
         return n, None, _WHY_NO_RATE.get(metric.name, "nothing measured")
     return n, value, f"{_with_unit(value, metric.unit)} over {n} turns"
 
+
+_OF_ENDED = frozenset({"error_share", "goodput", "goodput_share", "cache_share"})
+"""Rates over turns that ended by themselves; the others also see turns that are still open."""
 
 _WHY_NO_RATE = {
     "goodput": "goodput needs a limit for single turns: a rule with max on p90 or higher of ttft, tpot, e2e …",

@@ -16,6 +16,9 @@ Instants = npt.NDArray[np.int64]
 
 SECOND_NS = 1_000_000_000
 
+SWITCH_NS = 50_000_000
+"""A user who takes the next session within this time was never gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
@@ -95,9 +98,13 @@ def delivered(collector: Collector) -> list[Delivered]:
 def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> Delivered:
     if load.mode == "closed":
         users = load.users or 0
-        flows = (flow for (scenario, _), flow in collector.flows.items() if load.scenario in (None, scenario))
-        alive = users_alive(flows, (window,)) or 0.0
-        return Delivered(load, window, min(alive / users, 1.0) if users else None, users, alive)
+        flows = [flow for (scenario, _), flow in collector.flows.items() if load.scenario in (None, scenario)]
+        start_ns = instants(flow.session_start for flow in flows)
+        end_ns = instants(flow.session_end for flow in flows) + SWITCH_NS
+        alive = min(mean_alive(start_ns, end_ns, (window,)) or 0.0, float(users))
+        # When everything fails at once, the time between two attempts is most of a user's life, and no fault of ours.
+        dead = not any(flow.finished for flow in flows)
+        return Delivered(load, window, None if dead or not users else alive / users, users, alive)
     cut = Cut(scenario=load.scenario, stage=window.stage)
     cells = [cell for key, cell in collector.cells.items() if cut.covers(*key)]
     due = sum(cell.tally["arrivals"] for cell in cells)

@@ -24,15 +24,10 @@ def junit_xml(summary: Summary, rules: Sequence[RuleResult]) -> str:
     errors = sum(rule.verdict in (Verdict.NO_DATA, Verdict.INVALID) for rule in counted)
     totals = {"tests": str(len(rules)), "failures": str(failures), "errors": str(errors), "skipped": "0"}
     seconds = f"{max(summary.ended_ns - summary.started_ns, 0) / 1e9:.3f}"
-    root = ET.Element("testsuites", name="infersiege", time=seconds, **totals)
-    suite = ET.SubElement(
-        root,
-        "testsuite",
-        name=_clean(summary.name),
-        time=seconds,
-        timestamp=datetime.fromtimestamp(summary.started_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S"),
-        **totals,
-    )
+    started = datetime.fromtimestamp(summary.started_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    root = ET.Element("testsuites", {"name": "infersiege", "time": seconds, **totals})
+    about = {"name": _clean(summary.name), "time": seconds, "timestamp": started, **totals}
+    suite = ET.SubElement(root, "testsuite", about)
     properties = ET.SubElement(suite, "properties")
     _property(properties, "run_id", summary.run_id)
     _property(properties, "emulated", "true" if summary.emulated else "false")
