@@ -552,6 +552,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     planned_turns: int
     closed_turns: int
+    chunks: int = 0
+    """Content chunks that arrived since the start, open turns included."""
     events: tuple[EventRow, ...] = ()
     finished: bool = False
     """Nothing more to start: the trace or the number of sessions is used up and all turns ended."""

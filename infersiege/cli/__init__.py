@@ -1,0 +1,99 @@
+"""The command `infersiege`: one file per command, loaded when it is used.
+
+Commands that generate load patch the process before anything else is imported; those that only read never do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from infersiege.errors import ExitCode, InfersiegeError, PlanError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("infersiege.cli.run", "Run a plan and leave a run directory."),
+    "demo": ("infersiege.cli.demo", "Three workloads against the built-in emulator: see it work."),
+    "doctor": ("infersiege.cli.doctor", "Check a plan's channels before any load."),
+    "gate": ("infersiege.cli.gate", "Judge a run by the rules of its plan."),
+    "report": ("infersiege.cli.report", "Rebuild a run's summary and report."),
+    "emulate": ("infersiege.cli.emulate", "A fake engine on real sockets, with true times on record."),
+    "worker": ("infersiege.cli.worker", "Join a run that a master on another host offers."),
+}
+"""Command -> (module that has it under its own name, its one line of help)."""
+
+
+class LazyGroup(click.Group):
+    """Knows all commands, imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="infersiege")
+def infersiege() -> None:
+    """Load testing for LLM inference: TTFT, TPOT, throughput, cache and cost, on the same basis for every engine.
+
+    \b
+    Example:
+      infersiege demo
+      infersiege run examples/plans/vllm.toml
+    """
+
+
+def report_error(error: InfersiegeError) -> None:
+    """Say it on stderr: what, where, and what to try."""
+    click.echo(f"error: {error}", err=True)
+    if isinstance(error, PlanError):
+        for fault in error.faults:
+            click.echo(f"  {fault}", err=True)
+    if error.hint:
+        click.echo(f"hint: {error.hint}", err=True)
+
+
+def report_fault_of_ours(error: Exception) -> None:
+    """An exception that nobody foresaw: the traceback goes to a file, one line to the user."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="infersiege-fault-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        traceback.print_exception(error, file=file)
+    click.echo(f"error: a fault of infersiege: {type(error).__name__}: {error}", err=True)
+    click.echo(f"hint: please report it with {Path(file.name)} (look through it for private data first)", err=True)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Entry point; always ends the process, with one of errors.ExitCode."""
+    try:
+        code: Any = infersiege.main(args=arguments, prog_name="infersiege", standalone_mode=False)
+    except InfersiegeError as error:
+        report_error(error)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = ExitCode.USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        code = ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        code = ExitCode.PASS  # The reader of our output has seen enough.
+    except Exception as error:
+        report_fault_of_ours(error)
+        code = ExitCode.INTERNAL
+    sys.exit(int(code or 0))

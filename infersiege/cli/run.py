@@ -1,0 +1,65 @@
+"""`infersiege run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command(epilog="Example: infersiege run examples/plans/vllm.toml --workers 2 --set load.users=64")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="The run directory itself; default: runs/<time>-<name>.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the plan; may be repeated."
+)
+@click.option("--workers", type=click.IntRange(min=0), help="Worker processes on this host; default: the plan's, 1.")
+@click.option(
+    "--expect-workers", type=click.IntRange(min=1), help="Workers in all, with those that join from elsewhere."
+)
+@click.option("--bind", default="127.0.0.1:0", show_default=True, metavar="HOST:PORT", help="Where other workers join.")
+@click.option("--wait-for-target", default=0.0, metavar="SECONDS", help="Wait so long for the target to become ready.")
+@click.option(
+    "--gate", "gated", is_flag=True, help="Judge the run by the plan's rules, write junit.xml, exit accordingly."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be sent, send nothing.")
+def run(
+    plan: Path,
+    out: Path | None,
+    overrides: tuple[str, ...],
+    workers: int | None,
+    expect_workers: int | None,
+    bind: str,
+    wait_for_target: float,
+    gated: bool,
+    dry_run: bool,
+) -> None:
+    """Run PLAN and leave a run directory.
+
+    Ends with 0, or with a code that says why not: docs/gate.md has the table.
+    """
+    from infersiege.swarm.patching import patch
+
+    patch()
+    from rich.console import Console
+
+    from infersiege.plan.load import load_plan
+    from infersiege.swarm.dry import dry_run as show_plan
+    from infersiege.swarm.run import RunOptions, run_plan
+
+    console = Console()
+    loaded = load_plan(plan, overrides, os.environ)
+    if dry_run:
+        show_plan(loaded, console)
+        return
+    options = RunOptions(
+        out=out,
+        workers=workers,
+        expect_workers=expect_workers,
+        bind=bind,
+        wait_for_target_ns=int(wait_for_target * 1e9),
+        gated=gated,
+    )
+    sys.exit(run_plan(loaded, options, console, os.environ).summary.exit_code)

@@ -1,0 +1,77 @@
+"""What a worker may do right now: start turns under a lease, or finish and go."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gevent.event import Event
+
+from infersiege.records import Reason
+from infersiege.swarm.alarm import AlarmClock
+
+ORPHANED_NS = 15_000_000_000
+"""Without a lease for so long the master is gone: the worker stops."""
+
+
+class RunControl:
+    """Set by messages of the master, read by sessions. Instants are this worker's monotonic clock."""
+
+    def __init__(self) -> None:
+        self.go: Any = Event()
+        self.start_ns = 0
+        """First arrival due; valid once `go` is set."""
+        self.closing: Any = Event()
+        """No turn starts any more."""
+        self.reason = Reason.RUN_END
+        """Why, for the records of what is cut."""
+        self.drain_end_ns: int | None = None
+        """Open turns are cancelled then."""
+        self._lease_end_ns = 0
+        self._leased = Event()
+        self._alarm = AlarmClock()
+
+    def begin(self, start_ns: int) -> None:
+        self.start_ns = start_ns
+        self.go.set()
+
+    def renew(self, duration_ns: int) -> None:
+        self._lease_end_ns = time.monotonic_ns() + duration_ns
+        self._leased.set()
+
+    def close(self, reason: Reason, drain_ns: int) -> None:
+        """No more turns. Called again, it can only shorten the drain."""
+        end_ns = time.monotonic_ns() + drain_ns
+        if self.drain_end_ns is None or end_ns < self.drain_end_ns:
+            self.drain_end_ns = end_ns
+            self.reason = reason
+        self.closing.set()
+        self.go.set()
+        self._alarm.wake_all()
+
+    def leased(self) -> bool:
+        return time.monotonic_ns() < self._lease_end_ns
+
+    def orphaned(self) -> bool:
+        """The lease ended too long ago for the master to be alive."""
+        return self._lease_end_ns > 0 and time.monotonic_ns() > self._lease_end_ns + ORPHANED_NS
+
+    def wait_until(self, at_ns: int) -> bool:
+        """Sleep to an absolute instant. False: the run is closing, nothing may start."""
+        while not self.closing.is_set():
+            if time.monotonic_ns() >= at_ns:
+                return True
+            self._alarm.sleep_until(at_ns)
+        return False
+
+    def may_start(self) -> bool:
+        """Wait for a valid lease. False: the run is closing, or the master is gone."""
+        while not self.closing.is_set():
+            if self.leased():
+                return True
+            if self.orphaned():
+                self.close(Reason.NO_LEASE, 0)
+                break
+            self._leased.clear()
+            self._leased.wait(0.1)
+        return False

@@ -1,0 +1,52 @@
+"""What a plan would send: counted, not sent."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from rich.console import Console
+
+from infersiege.plan.schema import Plan
+from infersiege.swarm.source import SessionSource
+from infersiege.traces import describe
+
+SAMPLE = 200
+
+
+def dry_run(plan: Plan, console: Console) -> None:
+    """Print arrivals, turns, tokens and cost, from the first sessions of the plan's own sequence."""
+    source = SessionSource(plan, place=0, members=1)
+    for workload, trace in zip(plan.workloads, source.traces, strict=True):
+        console.print(f"{workload.scenario}: {describe(trace).line()}", highlight=False, markup=False)
+    sample = list(islice(source.tickets(), SAMPLE))
+    turns = prompt = output = 0
+    for ticket in sample:
+        conversation = source.conversation(ticket)
+        turns += conversation.turns
+        for turn in conversation.session.turns[: conversation.turns]:
+            prompt += turn.asked_prompt_tokens or 0
+            output += turn.asked_output_tokens or plan.sampling.max_tokens
+    sessions = _sessions(plan, source)
+    console.print(
+        f"first {len(sample)} sessions: {turns} turns, about {prompt:,} prompt and at most {output:,} output tokens",
+        highlight=False,
+    )
+    if sessions is None or not sample:
+        console.print("sessions in all: as many as the users get through in the duration")
+        return
+    factor = sessions / len(sample)
+    console.print(f"sessions in all: {sessions}, about {turns * factor:,.0f} turns", highlight=False)
+    for name, channel in plan.channels.items():
+        price = channel.price
+        if price is not None and price.input is not None and price.output is not None:
+            cost = (prompt * price.input + output * price.output) * factor / 1e6
+            console.print(f"{name}: at most {cost:,.2f} if all of it goes there (no cache discount)", highlight=False)
+
+
+def _sessions(plan: Plan, source: SessionSource) -> int | None:
+    """Sessions of the whole run; None: the answers decide."""
+    if plan.run.stop is not None and plan.run.stop.sessions is not None:
+        return plan.run.stop.sessions
+    if plan.load.mode == "closed":
+        return None
+    return sum(1 for _ in source.tickets())

@@ -1,0 +1,77 @@
+"""Live figures of the whole fleet, from the workers' reports. For the eye only: results come from the records."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from infersiege.metrics.histogram import Histogram
+from infersiege.records import Report
+
+OVER_NS = 10_000_000_000
+"""Rates and percentiles are over so much of the last time."""
+
+
+class LiveFigures:
+    """Merges reports: counts add up, histograms merge, gauges are the last of each worker."""
+
+    def __init__(self) -> None:
+        self.ok = 0
+        self.failed = 0
+        self.errors: dict[str, int] = {}
+        self._latest: dict[str, Report] = {}
+        self._marks: deque[tuple[int, int, int]] = deque()
+        self._ttft: deque[tuple[int, dict[int, int]]] = deque()
+
+    def add(self, report: Report, now_ns: int) -> None:
+        self._latest[report.worker] = report
+        for row in report.windows:
+            self.ok += row.ok
+            self.failed += row.failed
+            for name, count in row.errors.items():
+                self.errors[name] = self.errors.get(name, 0) + count
+            if row.ttft:
+                self._ttft.append((now_ns, row.ttft))
+
+    def drop(self, worker: str) -> None:
+        """A lost worker plays nothing any more."""
+        self._latest.pop(worker, None)
+
+    @property
+    def sessions(self) -> int:
+        return sum(report.sessions for report in self._latest.values())
+
+    @property
+    def in_flight(self) -> int:
+        return sum(report.in_flight for report in self._latest.values())
+
+    @property
+    def planned_turns(self) -> int:
+        return sum(report.planned_turns for report in self._latest.values())
+
+    @property
+    def closed_turns(self) -> int:
+        return sum(report.closed_turns for report in self._latest.values())
+
+    @property
+    def error_share(self) -> float | None:
+        ended = self.ok + self.failed
+        return self.failed / ended if ended else None
+
+    def ttft_percentiles(self, now_ns: int) -> tuple[int | None, int | None]:
+        """(p50, p99) in ns of the answers that ended in the last seconds."""
+        while self._ttft and now_ns - self._ttft[0][0] > OVER_NS:
+            self._ttft.popleft()
+        merged = Histogram.merged(Histogram.from_sparse(counts) for _, counts in self._ttft)
+        return merged.percentile(0.5), merged.percentile(0.99)
+
+    def rates(self, now_ns: int) -> tuple[float | None, float | None]:
+        """(successful turns/s, content chunks/s) over the last seconds; None before there are two looks."""
+        chunks = sum(report.chunks for report in self._latest.values())
+        self._marks.append((now_ns, self.ok, chunks))
+        while now_ns - self._marks[0][0] > OVER_NS:
+            self._marks.popleft()
+        then_ns, ok, then_chunks = self._marks[0]
+        if now_ns <= then_ns:
+            return None, None
+        seconds = (now_ns - then_ns) / 1e9
+        return max(0, self.ok - ok) / seconds, max(0, chunks - then_chunks) / seconds

@@ -1,0 +1,104 @@
+"""Where records come home: each segment once into turns.jsonl, acknowledged only when it is there."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from infersiege.errors import InfersiegeError
+from infersiege.records import Segment, TurnRecord
+from infersiege.rundir import RunDirectory
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(TurnRecord).decode
+
+
+@dataclass(slots=True)
+class Intake:
+    """Appends segments unparsed. A full disk stops nothing here: rows wait in memory and are tried again."""
+
+    run: RunDirectory
+    rows_of: dict[str, int] = field(default_factory=dict)
+    """Rows received, by worker."""
+    disk_error: InfersiegeError | None = None
+    """The first failure to write."""
+    _seen: dict[str, set[int]] = field(default_factory=dict)
+    _unwritten: list[tuple[Callable[[], None], bytes]] = field(default_factory=list)
+
+    def take(self, segment: Segment, acknowledge: Callable[[], None]) -> None:
+        """Write a worker's segment, unless it was written before; call `acknowledge` as soon as it is on disk.
+
+        Raises zlib.error on bytes that are no segment.
+        """
+        seen = self._seen.setdefault(segment.worker, set())
+        if segment.sequence in seen:
+            if not self._unwritten:
+                acknowledge()
+            return
+        lines = zlib.decompress(segment.data)
+        seen.add(segment.sequence)
+        self.rows_of[segment.worker] = self.rows_of.get(segment.worker, 0) + segment.rows
+        self._append(lines, acknowledge)
+
+    def take_leftover(self, worker: str, sequence: int, lines: bytes) -> None:
+        """The same for a segment found in a dead worker's spool."""
+        seen = self._seen.setdefault(worker, set())
+        if sequence in seen or not lines:
+            return
+        seen.add(sequence)
+        self.rows_of[worker] = self.rows_of.get(worker, 0) + lines.count(b"\n")
+        self._append(lines, lambda: None)
+
+    def write(self, records: list[TurnRecord]) -> None:
+        """Rows of the master's own making (lost and skipped turns of dead workers)."""
+        if records:
+            self._append(b"".join(_encode(record) + b"\n" for record in records), lambda: None)
+
+    def _append(self, lines: bytes, acknowledge: Callable[[], None]) -> None:
+        self._unwritten.append((acknowledge, lines))
+        self.retry()
+
+    def retry(self) -> None:
+        """Write what waits, in order, as far as the disk takes it."""
+        while self._unwritten:
+            acknowledge, lines = self._unwritten[0]
+            try:
+                self.run.append_turn_lines(lines)
+            except InfersiegeError as error:
+                self.disk_error = self.disk_error or error
+                return
+            del self._unwritten[0]
+            acknowledge()
+
+    @property
+    def unwritten_rows(self) -> int:
+        return sum(lines.count(b"\n") for _, lines in self._unwritten)
+
+    def closed_turns(self, worker: str) -> set[tuple[str, int]]:
+        """(session, turn) of every record of one worker, written or waiting. Reads the run's turns once."""
+        closed = {(row.session_id, row.turn) for row in self.run.read_turns() if row.worker == worker}
+        for _, lines in self._unwritten:
+            for line in lines.splitlines():
+                row = _decode(line)
+                if row.worker == worker:
+                    closed.add((row.session_id, row.turn))
+        return closed
+
+    def rescue(self) -> RunDirectory:
+        """Move the run to where there is room: a copy of its directory with all rows, those that wait included.
+
+        Returns the new run directory, below the system's temporary directory. Raises OSError when that is full too.
+        """
+        target = Path(tempfile.mkdtemp(prefix="infersiege-rescue-")) / self.run.path.name
+        shutil.copytree(self.run.path, target)
+        moved = RunDirectory.open(target)
+        for _, lines in self._unwritten:
+            moved.append_turn_lines(lines)
+        self._unwritten.clear()
+        return moved

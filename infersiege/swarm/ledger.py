@@ -1,0 +1,175 @@
+"""Exactly one record per turn of every session taken, whatever happens to the greenlet that plays it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from infersiege.records import OpenTurn, Outcome, Phase, Reason, TurnRecord
+from infersiege.swarm.spool import JournalLine, Spool
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLabels:
+    """What a record says about its channel, known before anything is sent."""
+
+    name: str
+    engine: str
+    dialect: str
+    model: str
+
+
+@dataclass(slots=True)
+class OpenSession:
+    """A session that was taken and is not over."""
+
+    session_id: str
+    scenario: str
+    stage: str
+    channel: ChannelLabels
+    turns: int
+    due_ns: int
+    """Epoch ns. Of the turn in flight or next; of a turn that never came: of the last one known."""
+    next_turn: int = 0
+    """First turn that has no record yet."""
+    started: bool = False
+    """next_turn is on its way."""
+
+    def open_turn(self, phase: Phase) -> OpenTurn:
+        return OpenTurn(
+            session_id=self.session_id,
+            scenario=self.scenario,
+            stage=self.stage,
+            phase=phase,
+            channel=self.channel.name,
+            turns=self.turns,
+            turn=self.next_turn,
+            started=self.started,
+            due_ns=self.due_ns,
+        )
+
+
+_HEADER_SAFE = re.compile(r"[A-Za-z0-9._~:#-]{1,80}")
+
+
+def request_id_of(run_id: str, session_id: str, turn: int) -> str:
+    """`x-request-id` of a turn: unique in the run, found again in the server's log.
+
+    A session id that is not fit for a header (it comes from a trace file) is replaced by its hash.
+    """
+    if not _HEADER_SAFE.fullmatch(session_id):
+        session_id = hashlib.blake2b(session_id.encode("utf-8", "replace"), digest_size=12).hexdigest()
+    return f"{run_id}.{session_id}.{turn}"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """A worker's account of sessions and turns. No method yields to another greenlet."""
+
+    run_id: str
+    worker: str
+    epoch: int
+    spool: Spool
+    phase_of: Callable[[int], Phase]
+    """Phase of an epoch instant."""
+    listeners: list[Callable[[TurnRecord], None]] = field(default_factory=list)
+    open: dict[str, OpenSession] = field(default_factory=dict)
+    sessions_taken: dict[str, int] = field(default_factory=dict)
+    """By scenario."""
+    planned_turns: int = 0
+    closed_turns: int = 0
+
+    def take(self, session: OpenSession) -> None:
+        """From here on every turn of the session will have a record."""
+        self.open[session.session_id] = session
+        self.planned_turns += session.turns
+        self.sessions_taken[session.scenario] = self.sessions_taken.get(session.scenario, 0) + 1
+        taken = session.open_turn(self.phase_of(session.due_ns))
+        self.spool.journal(JournalLine(session_id=session.session_id, taken=taken))
+
+    def start(self, session: OpenSession, request_id: str, attempt_ns: int) -> None:
+        """The next turn is about to be sent."""
+        session.started = True
+        self.spool.journal(
+            JournalLine(
+                session_id=session.session_id,
+                started=session.next_turn,
+                request_id=request_id,
+                due_ns=session.due_ns,
+                attempt_ns=attempt_ns,
+            )
+        )
+
+    def close(self, session: OpenSession, record: TurnRecord) -> None:
+        """Write the record of the next turn; after the last one the session is over."""
+        self.spool.add(record)
+        self.closed_turns += 1
+        session.next_turn += 1
+        session.started = False
+        if session.next_turn >= session.turns:
+            self.open.pop(session.session_id, None)
+        for listener in self.listeners:
+            listener(record)
+
+    def skip_rest(self, session: OpenSession, reason: Reason, detail: str | None = None) -> None:
+        """Write `skipped` for every turn that has no record; does nothing for a session that is over."""
+        while session.next_turn < session.turns:
+            self.close(session, self._unsent(session, reason, detail))
+
+    def skip_all(self, reason: Reason) -> None:
+        """The last net: sessions whose greenlet never got to write its own."""
+        for session in list(self.open.values()):
+            self.skip_rest(session, reason)
+
+    def _unsent(self, session: OpenSession, reason: Reason, detail: str | None) -> TurnRecord:
+        return unsent_record(
+            session.open_turn(self.phase_of(session.due_ns)),
+            run_id=self.run_id,
+            worker=self.worker,
+            epoch=self.epoch,
+            channel=session.channel,
+            outcome=Outcome.CANCELLED if session.started else Outcome.SKIPPED,
+            reason=reason,
+            detail=detail,
+            turn=session.next_turn,
+        )
+
+
+def unsent_record(
+    opened: OpenTurn,
+    *,
+    run_id: str,
+    worker: str,
+    epoch: int,
+    channel: ChannelLabels,
+    outcome: Outcome,
+    reason: Reason,
+    turn: int,
+    detail: str | None = None,
+    attempt_ns: int | None = None,
+) -> TurnRecord:
+    """The record of a turn of which nothing was measured: skipped, lost, or cut before its first byte."""
+    return TurnRecord(
+        run_id=run_id,
+        worker=worker,
+        epoch=epoch,
+        session_id=opened.session_id,
+        turn=turn,
+        parent_turn=turn - 1 if turn else None,
+        scenario=opened.scenario,
+        stage=opened.stage,
+        phase=opened.phase,
+        channel=channel.name,
+        replica=None,
+        engine=channel.engine,
+        dialect=channel.dialect,
+        model_asked=channel.model,
+        request_id=request_id_of(run_id, opened.session_id, turn),
+        due_ns=opened.due_ns,
+        attempt_ns=attempt_ns,
+        outcome=outcome,
+        reason=reason,
+        error_detail=detail,
+    )

@@ -1,0 +1,130 @@
+"""What a dead worker leaves: its last records, its turns that were on their way, and the arrivals that nobody plays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from infersiege.errors import InfersiegeError
+from infersiege.records import OpenTurn, Outcome, Reason, TurnRecord
+from infersiege.swarm.fleet import WorkerState
+from infersiege.swarm.intake import Intake
+from infersiege.swarm.ledger import ChannelLabels, unsent_record
+from infersiege.swarm.spool import leftover_segments, read_journal, remove_spool
+from infersiege.swarm.versions import boot_id
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One worker's account after its death, for the event log."""
+
+    recovered_rows: int
+    lost: int
+    skipped: int
+    sessions: dict[str, int]
+    """Sessions that it had taken, by scenario, as far as is known."""
+    planned_turns: int
+
+
+class LossAccount:
+    """Writes the records that a dead worker can't write any more."""
+
+    def __init__(self, intake: Intake, *, run_id: str, channels: dict[str, ChannelLabels]) -> None:
+        self._intake = intake
+        self._run_id = run_id
+        self._channels = channels
+
+    def settle(self, worker: WorkerState, orphans: Iterable[OpenTurn]) -> Loss:
+        """Bring home what lies in the worker's spool, then give every open turn its record.
+
+        On the master's own host the spool tells exactly; otherwise the last report does (at most a second old).
+        `orphans`: first turns of sessions that were this worker's to play; those that it took are left out.
+        """
+        spool = self._local_spool(worker)
+        before = self._intake.rows_of.get(worker.name, 0)
+        sessions: dict[str, OpenTurn] = {}
+        started: dict[str, int] = {}
+        if spool is not None:
+            for sequence, lines in leftover_segments(spool):
+                self._intake.take_leftover(worker.name, sequence, lines)
+            for line in read_journal(spool):
+                if line.taken is not None:
+                    sessions[line.session_id] = line.taken
+                if line.started is not None:
+                    started[line.session_id] = line.started
+        elif worker.report is not None:
+            for opened in worker.report.open_turns:
+                sessions[opened.session_id] = opened
+                if opened.started:
+                    started[opened.session_id] = opened.turn
+        recovered = self._intake.rows_of.get(worker.name, 0) - before
+        closed = self._intake.closed_turns(worker.name)
+        rows = list(self._open_rows(worker, sessions, started, closed))
+        lost = sum(row.outcome is Outcome.LOST for row in rows)
+        played = {session for session, _ in closed} | set(sessions)
+        rows += [
+            row
+            for orphan in orphans
+            if orphan.session_id not in played
+            for row in self._skipped(worker, orphan, range(orphan.turns))
+        ]
+        self._intake.write(rows)
+        if spool is not None and self._intake.disk_error is None:
+            remove_spool(spool)
+        taken = Counter(opened.scenario for opened in sessions.values())
+        return Loss(
+            recovered_rows=recovered,
+            lost=lost,
+            skipped=len(rows) - lost,
+            sessions=dict(taken),
+            planned_turns=len(closed) + len(rows),
+        )
+
+    def _local_spool(self, worker: WorkerState) -> Path | None:
+        path = Path(worker.hello.spool_dir)
+        same_host = worker.hello.boot_id == boot_id()
+        return path if same_host and path.is_dir() else None
+
+    def _open_rows(
+        self,
+        worker: WorkerState,
+        sessions: dict[str, OpenTurn],
+        started: dict[str, int],
+        closed: set[tuple[str, int]],
+    ) -> Iterator[TurnRecord]:
+        for session_id, opened in sessions.items():
+            first = opened.turn
+            missing = [turn for turn in range(first, opened.turns) if (session_id, turn) not in closed]
+            for turn in missing:
+                if started.get(session_id) == turn:
+                    yield self._row(worker, opened, turn, Outcome.LOST)
+                else:
+                    yield from self._skipped(worker, opened, (turn,))
+
+    def _skipped(self, worker: WorkerState, opened: OpenTurn, turns: Iterable[int]) -> Iterator[TurnRecord]:
+        for turn in turns:
+            yield self._row(worker, opened, turn, Outcome.SKIPPED)
+
+    def _row(self, worker: WorkerState, opened: OpenTurn, turn: int, outcome: Outcome) -> TurnRecord:
+        return unsent_record(
+            opened,
+            run_id=self._run_id,
+            worker=worker.name,
+            epoch=0,
+            channel=self._channels[opened.channel],
+            outcome=outcome,
+            reason=Reason.WORKER_LOST,
+            turn=turn,
+        )
+
+
+def describe(worker: WorkerState, loss: Loss | InfersiegeError) -> str:
+    """One line for events.jsonl."""
+    if isinstance(loss, InfersiegeError):
+        return f"{worker.name}: its records could not be settled: {loss}"
+    return (
+        f"{worker.name}: {loss.recovered_rows} records recovered from its spool, "
+        f"{loss.lost} turns lost on their way, {loss.skipped} turns that nobody will play"
+    )

@@ -1,0 +1,468 @@
+"""The master of one run: workers in, records home, an end of our own."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+from infersiege.errors import InfersiegeError, RunInvalidError
+from infersiege.plan.schema import Plan
+from infersiege.records import (
+    Ack,
+    Assignment,
+    Bye,
+    ClockPing,
+    Drain,
+    EventRow,
+    Go,
+    Hello,
+    Lease,
+    Phase,
+    Ready,
+    Reason,
+    Refusal,
+    Report,
+    Segment,
+)
+from infersiege.report.live import LiveState, LiveView
+from infersiege.rundir import RunDirectory
+from infersiege.swarm import messages
+from infersiege.swarm.engine import SiegeEnvironment
+from infersiege.swarm.figures import LiveFigures
+from infersiege.swarm.fleet import Fleet, WorkerState
+from infersiege.swarm.intake import Intake
+from infersiege.swarm.session_users import Director
+from infersiege.swarm.timeline import STAGE, Timeline
+
+log = logging.getLogger("infersiege.swarm.master")
+
+TICK_S = 0.05
+LEASE_NS = 3_000_000_000
+LEASE_EVERY_NS = 500_000_000
+LEAD_NS = 500_000_000
+"""From "go" to the first arrival: every worker must have heard it."""
+FAREWELL_NS = 3_000_000_000
+"""After the drain: time to cancel what is open and to ship the last records."""
+INTERRUPT_DRAIN_NS = 3_000_000_000
+"""After Ctrl-C open turns get at most so long; a second Ctrl-C cancels them at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterOptions:
+    local_workers: int
+    """Started on this host."""
+    expected_workers: int
+    """In all."""
+    host: str
+    port: int
+    """0: any free one."""
+    secret: str
+
+
+@dataclass(slots=True)
+class Ending:
+    """Why and when the load stopped."""
+
+    why: str
+    reason: Reason
+    at_ns: int
+    drain_ns: int
+
+
+@dataclass(slots=True)
+class MasterResult:
+    """What only the master knows of the run. Instants in epoch ns."""
+
+    started_ns: int | None
+    load_ended_ns: int | None
+    ended_ns: int
+    interrupted: bool
+    ending: str
+    fleet: Fleet
+    intake: Intake
+    lost: list[WorkerState]
+    versions_refused: list[str] = field(default_factory=list)
+
+
+class Master:
+    """Runs one plan to its end. `execute` returns however the run went; it raises only before the load began."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        run: RunDirectory,
+        *,
+        run_id: str,
+        plan_bytes: bytes,
+        plan_hash: str,
+        trace_hashes: dict[str, str],
+        versions: dict[str, str],
+        options: MasterOptions,
+        view: LiveView,
+        offset_ns: int,
+    ) -> None:
+        self.plan = plan
+        self.run = run
+        self.run_id = run_id
+        self.options = options
+        self.view = view
+        self.offset_ns = offset_ns
+        self.fleet = Fleet(expected=options.expected_workers)
+        self.intake = Intake(run)
+        self.figures = LiveFigures()
+        self.timeline: Timeline | None = None
+        self._plan_bytes, self._plan_hash, self._trace_hashes = plan_bytes, plan_hash, trace_hashes
+        self._versions = versions
+        self._refusal: InfersiegeError | None = None
+        self._ending: Ending | None = None
+        self._interrupts = 0
+        self._lease_at_ns = 0
+        self._lease_sequence = 0
+        self._lost: list[WorkerState] = []
+        self._runner: Any = None
+
+    # ------------------------------------------------------------------------------------------------ life of a run
+
+    def execute(self, after_loss: Callable[[WorkerState], None]) -> MasterResult:
+        """Start workers, offer the load, drain, bring the records home, end the workers.
+
+        `after_loss` is called once for each worker that died, when no more of its records can come.
+        Raises RunInvalidError when the workers don't come up, or what a worker refused with.
+        """
+        self._open()
+        try:
+            self._await_workers()
+            self._start()
+            self._loop(lambda: self._ending is not None)
+            self._drain()
+        finally:
+            self._close()
+        for worker in self.fleet.alive():
+            if worker.bye is None and self.timeline is not None:
+                worker.lost_at_ns = time.monotonic_ns()
+                self._lose(worker)
+        for worker in self._lost:
+            after_loss(worker)
+        self.intake.retry()
+        ending = self._ending
+        return MasterResult(
+            started_ns=self._epoch(self.timeline.start_ns) if self.timeline else None,
+            load_ended_ns=self._epoch(ending.at_ns) if ending else None,
+            ended_ns=self._epoch(time.monotonic_ns()),
+            interrupted=self._interrupts > 0,
+            ending=ending.why if ending else "never began",
+            fleet=self.fleet,
+            intake=self.intake,
+            lost=self._lost,
+        )
+
+    def interrupt(self) -> None:
+        """Ctrl-C or SIGTERM: once to end the load, again to cancel what is open."""
+        self._interrupts += 1
+        now_ns = time.monotonic_ns()
+        if self._ending is None:
+            drain_ns = min(INTERRUPT_DRAIN_NS, self.plan.load.drain_ns)
+            self._end("interrupted", Reason.INTERRUPTED, drain_ns)
+            self.view.say("interrupted: no more turns start, open ones get a moment; press Ctrl-C again to cut them")
+        else:
+            self._ending.drain_ns = now_ns - self._ending.at_ns
+            self._broadcast(Drain(duration_ns=0, reason=Reason.INTERRUPTED))
+
+    def _open(self) -> None:
+        environment = SiegeEnvironment([Director])
+        self._runner = environment.create_master_runner(self.options.host, self.options.port)
+        messages.on(self._runner, Hello, self._on_hello)
+        messages.on(self._runner, Ready, self._on_ready)
+        messages.on(self._runner, Refusal, self._on_refusal)
+        messages.on(self._runner, ClockPing, self._on_clock_ping)
+        messages.on(self._runner, Report, self._on_report)
+        messages.on(self._runner, Segment, self._on_segment)
+        messages.on(self._runner, Bye, self._on_bye)
+        self.fleet.spawn(
+            self.options.local_workers,
+            port=self._runner.server.port,
+            secret=self.options.secret,
+            log_directory=self._log_directory,
+        )
+
+    @property
+    def ended_ns(self) -> int:
+        """When the load ended, or now (monotonic)."""
+        return self._ending.at_ns if self._ending is not None else time.monotonic_ns()
+
+    @property
+    def port(self) -> int:
+        return int(self._runner.server.port)
+
+    @property
+    def _log_directory(self) -> Path:
+        return self.run.path / "logs"
+
+    def _await_workers(self) -> None:
+        deadline = time.monotonic_ns() + self.plan.run.wait_for_workers_ns
+        remote = self.options.expected_workers - self.options.local_workers
+        if remote:
+            address = f"{self.options.host}:{self.port}"
+            self.view.say(f"waiting for {remote} worker(s): infersiege worker --master {address}")
+        while not self.fleet.all_ready():
+            if self._refusal is not None:
+                raise self._refusal
+            if self._interrupts:
+                return
+            for name in self.fleet.exited_early():
+                raise RunInvalidError(
+                    f"{name} ended before the run began: {self._last_log_line(name)}",
+                    hint=f"see {self._log_directory / f'{name}.log'}",
+                )
+            if time.monotonic_ns() > deadline:
+                ready = sum(worker.ready is not None for worker in self.fleet.alive())
+                raise RunInvalidError(
+                    f"{ready} of {self.fleet.expected} workers were ready after "
+                    f"{self.plan.run.wait_for_workers_ns / 1e9:.0f} s",
+                    hint=f"start the others, ask for fewer, or see the logs in {self._log_directory}; "
+                    "[run] wait_for_workers sets the limit",
+                )
+            gevent.sleep(0.02)
+
+    def _last_log_line(self, name: str) -> str:
+        path = self._log_directory / f"{name}.log"
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+        return lines[-1][:300] if lines else "it said nothing"
+
+    def _start(self) -> None:
+        if self._interrupts:
+            return
+        now_ns = time.monotonic_ns()
+        self.timeline = Timeline.of(self.plan, start_ns=now_ns + LEAD_NS)
+        for worker in self.fleet.alive():
+            worker.last_seen_ns = now_ns
+        self._renew_lease(now_ns)
+        self._broadcast(Go(start_ns=self.timeline.start_ns))
+        gevent.spawn(self._runner.start, len(self.fleet.alive()), 100)
+        self.note("stage_started", f"{STAGE}: {self.plan.load.mode} load", stage=STAGE)
+
+    def _loop(self, over: Callable[[], bool]) -> None:
+        """Tick until `over`; a stall of the master itself is not held against the workers."""
+        before_ns = time.monotonic_ns()
+        while not over():
+            gevent.sleep(TICK_S)
+            now_ns = time.monotonic_ns()
+            stall_ns = now_ns - before_ns - 500_000_000
+            before_ns = now_ns
+            if stall_ns > 0:
+                for worker in self.fleet.alive():
+                    worker.last_seen_ns += stall_ns
+                continue
+            self._tick(now_ns)
+
+    def _tick(self, now_ns: int) -> None:
+        if now_ns - self._lease_at_ns > LEASE_EVERY_NS and self._ending is None:
+            self._renew_lease(now_ns)
+        for worker in self.fleet.newly_dead(now_ns):
+            self._lose(worker)
+        if self.intake.disk_error is not None:
+            self.intake.retry()
+        self._show(now_ns)
+        if self._ending is None:
+            self._check_end(now_ns)
+
+    def _check_end(self, now_ns: int) -> None:
+        alive = self.fleet.alive()
+        timeline = self.timeline
+        if timeline is None:
+            return
+        if self.intake.disk_error is not None:
+            self.note("disk_full", str(self.intake.disk_error))
+            self._end("the run directory can't be written", Reason.RUN_END, 0)
+        elif not alive:
+            self._end("no worker is left", Reason.WORKER_LOST, 0)
+        elif timeline.load_end_ns is not None and now_ns >= timeline.load_end_ns:
+            self._end("duration is over", Reason.RUN_END, self.plan.load.drain_ns)
+        elif all(worker.report is not None and worker.report.finished for worker in alive):
+            self._end("all sessions were played", Reason.RUN_END, self.plan.load.drain_ns)
+
+    def _end(self, why: str, reason: Reason, drain_ns: int) -> None:
+        self._ending = Ending(why, reason, time.monotonic_ns(), drain_ns)
+        self.note("load_ended", why, stage=STAGE)
+        self._broadcast(Drain(duration_ns=drain_ns, reason=reason))
+
+    def _drain(self) -> None:
+        """Until every live worker has said farewell, or its time is over."""
+        ending = self._ending
+        if ending is None or self.timeline is None:
+            return
+
+        def over() -> bool:
+            alive = self.fleet.alive()
+            late = time.monotonic_ns() > ending.at_ns + ending.drain_ns + FAREWELL_NS
+            return late or all(worker.bye is not None for worker in alive)
+
+        self._loop(over)
+
+    def _close(self) -> None:
+        self.view.close()
+        if self._ending is None:
+            self._broadcast(Refusal(worker="", message="the run did not begin", hint=None, exit_code=0))
+        if self._runner is not None:
+            self._runner.quit()
+        self.fleet.reap(patience_s=2.0)
+
+    # -------------------------------------------------------------------------------------------------- what comes in
+
+    def _on_hello(self, node_id: str, hello: Hello) -> None:
+        known = self.fleet.workers.get(node_id)
+        if known is None:
+            message = self._why_refused(hello)
+            if message is not None:
+                refusal = Refusal(worker=hello.worker, message=message, hint="use one version everywhere", exit_code=3)
+                messages.send(self._runner, refusal, node_id)
+                self.note("worker_refused", message, worker=hello.worker)
+                return
+            place = len(self.fleet.workers)
+            known = WorkerState(node_id, hello, place, last_seen_ns=time.monotonic_ns())
+            self.fleet.workers[node_id] = known
+        assignment = Assignment(
+            run_id=self.run_id,
+            epoch=0,
+            place=known.place,
+            members=self.fleet.expected,
+            plan=self._plan_bytes,
+            plan_hash=self._plan_hash,
+            trace_hashes=self._trace_hashes,
+            offset_ns=self.offset_ns,
+        )
+        messages.send(self._runner, assignment, node_id)
+
+    def _why_refused(self, hello: Hello) -> str | None:
+        if self.fleet.by_name(hello.worker) is not None:
+            return f"a worker called {hello.worker} is here already"
+        if len(self.fleet.workers) >= self.fleet.expected:
+            return f"the run has all of its {self.fleet.expected} workers"
+        for name, version in self._versions.items():
+            if hello.versions.get(name) != version:
+                return f"{hello.worker} has {name} {hello.versions.get(name)}, the master has {version}"
+        return None
+
+    def _on_ready(self, node_id: str, ready: Ready) -> None:
+        worker = self.fleet.seen(node_id)
+        if worker is None:
+            return
+        if ready.plan_hash != self._plan_hash or ready.trace_hashes != self._trace_hashes:
+            differing = [key for key, value in self._trace_hashes.items() if ready.trace_hashes.get(key) != value]
+            what = f"trace of {', '.join(differing)}" if differing else "plan"
+            self._refusal = RunInvalidError(
+                f"{worker.name} on {worker.hello.host} has another {what} than the master",
+                hint="copy the same trace file to every host",
+            )
+            return
+        worker.ready = ready
+
+    def _on_refusal(self, node_id: str, refusal: Refusal) -> None:
+        error = RunInvalidError(f"{refusal.worker}: {refusal.message}", hint=refusal.hint)
+        error.exit_code = type(error.exit_code)(refusal.exit_code)
+        self._refusal = error
+
+    def _on_clock_ping(self, node_id: str, ping: ClockPing) -> None:
+        self.fleet.seen(node_id)
+        answer = ClockPing(worker=ping.worker, sent_ns=ping.sent_ns, master_ns=time.monotonic_ns())
+        messages.send(self._runner, answer, node_id)
+
+    def _on_report(self, node_id: str, report: Report) -> None:
+        worker = self.fleet.seen(node_id)
+        if worker is None or not worker.alive:
+            return
+        worker.report = report
+        self.figures.add(report, time.monotonic_ns())
+        for event in report.events:
+            self._write_event(event)
+
+    def _on_segment(self, node_id: str, segment: Segment) -> None:
+        worker = self.fleet.seen(node_id)
+        if worker is None or not worker.alive:
+            return  # Its turns were accounted for as lost: what comes now stays in its spool.
+        try:
+            self.intake.take(segment, lambda: messages.send(self._runner, Ack(sequence=segment.sequence), node_id))
+        except zlib.error as error:
+            log.warning("dropped a broken segment %s of %s: %s", segment.sequence, segment.worker, error)
+
+    def _on_bye(self, node_id: str, bye: Bye) -> None:
+        worker = self.fleet.seen(node_id)
+        if worker is not None:
+            worker.bye = bye
+
+    # ------------------------------------------------------------------------------------------------- what goes out
+
+    def _broadcast(self, message: Drain | Go | Lease | Refusal) -> None:
+        for worker in self.fleet.alive():
+            messages.send(self._runner, message, worker.node_id)
+
+    def _renew_lease(self, now_ns: int) -> None:
+        self._lease_at_ns = now_ns
+        self._lease_sequence += 1
+        self._broadcast(Lease(duration_ns=LEASE_NS, sequence=self._lease_sequence))
+
+    def _lose(self, worker: WorkerState) -> None:
+        self._lost.append(worker)
+        self.figures.drop(worker.name)
+        process = self.fleet.processes.get(worker.name)
+        if process is not None and process.poll() is None:
+            process.kill()  # It was silent: were it to come back, it would send load that nobody counts.
+        self.note("worker_lost", f"{worker.name} on {worker.hello.host} (pid {worker.hello.pid})", worker=worker.name)
+        self.view.say(f"worker lost: {worker.name} on {worker.hello.host}", style="bold red")
+
+    def note(self, kind: str, detail: str, *, worker: str | None = None, stage: str | None = None) -> None:
+        """A row of events.jsonl at this moment."""
+        at_ns = self._epoch(time.monotonic_ns())
+        self._write_event(EventRow(at_ns=at_ns, kind=kind, detail=detail, worker=worker, stage=stage))
+
+    def _write_event(self, event: EventRow) -> None:
+        try:
+            self.run.append_event(event)
+        except InfersiegeError as error:
+            self.intake.disk_error = self.intake.disk_error or error
+
+    def _epoch(self, monotonic_ns: int) -> int:
+        return monotonic_ns + self.offset_ns
+
+    def _show(self, now_ns: int) -> None:
+        timeline = self.timeline
+        if timeline is None:
+            return
+        ending = self._ending
+        phase = Phase.DRAIN if ending else timeline.phase_of(now_ns)
+        left_ns = None
+        if ending is not None:
+            left_ns = max(0, ending.at_ns + ending.drain_ns - now_ns)
+        elif timeline.load_end_ns is not None:
+            left_ns = max(0, timeline.load_end_ns - now_ns)
+        turns_rate, chunk_rate = self.figures.rates(now_ns)
+        p50, p99 = self.figures.ttft_percentiles(now_ns)
+        self.view.show(
+            LiveState(
+                now_ns=now_ns,
+                stage=STAGE,
+                phase=phase,
+                elapsed_ns=max(0, now_ns - timeline.start_ns),
+                left_ns=left_ns,
+                users=self.figures.sessions,
+                in_flight=self.figures.in_flight,
+                turns_per_second=turns_rate,
+                tokens_per_second=chunk_rate,
+                ttft_p50_ns=p50,
+                ttft_p99_ns=p99,
+                planned=self.figures.planned_turns,
+                closed=self.figures.closed_turns,
+                failed=self.figures.failed,
+                error_share=self.figures.error_share,
+                workers_alive=len(self.fleet.alive()),
+                workers=self.fleet.expected,
+                note="waiting for open turns" if ending else None,
+            )
+        )

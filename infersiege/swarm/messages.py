@@ -1,0 +1,54 @@
+"""Our own messages over Locust's custom messages: `ifs.<name>`, each a msgpack of one struct of records.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from infersiege import records
+
+log = logging.getLogger("infersiege.swarm")
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# The prefix keeps them apart from Locust's own: an unprefixed "ack" killed a worker's receiver.
+NAMES: dict[type[msgspec.Struct], str] = {
+    records.Hello: "ifs.hello",
+    records.Assignment: "ifs.assignment",
+    records.Refusal: "ifs.refusal",
+    records.Ready: "ifs.ready",
+    records.ClockPing: "ifs.clock",
+    records.Go: "ifs.go",
+    records.Lease: "ifs.lease",
+    records.Report: "ifs.report",
+    records.Segment: "ifs.segment",
+    records.Ack: "ifs.ack",
+    records.Drain: "ifs.drain",
+    records.Bye: "ifs.bye",
+}
+
+
+def send(runner: Any, message: msgspec.Struct, to: str | None = None) -> None:
+    """Send one message: to the master from a worker, to one worker or (None) to all from the master."""
+    runner.send_message(NAMES[type(message)], msgspec.msgpack.encode(message), to)
+
+
+def on(runner: Any, kind: type[T], handler: Callable[[str, T], None]) -> None:
+    """Call `handler(node_id, message)` for each message of this kind.
+
+    A message that doesn't decode, or a handler that raises, is logged and dropped: it must not end the receiver.
+    """
+    decoder = msgspec.msgpack.Decoder(kind)
+
+    def listener(environment: Any, msg: Any) -> None:
+        try:
+            message = decoder.decode(msg.data)
+        except (msgspec.DecodeError, TypeError) as error:
+            log.warning("dropped a malformed %s from %s: %s", NAMES[kind], msg.node_id, error)
+            return
+        handler(msg.node_id, message)
+
+    runner.register_message(NAMES[kind], listener)

@@ -1,0 +1,237 @@
+"""A worker's share of a run: its sessions, its routes, its ledger, and how they are paced."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from infersiege.channels import DIALECTS
+from infersiege.channels.profiles import PROFILES
+from infersiege.channels.url import endpoint_url
+from infersiege.metrics.windows import windows
+from infersiege.plan.schema import Channel, Plan
+from infersiege.records import Assignment, ErrorClass, OpenTurn, Reason, TurnRecord, WindowRow
+from infersiege.redact import api_key
+from infersiege.schedule import Pacer, Ticket, ramp_offsets, users_share
+from infersiege.swarm.control import RunControl
+from infersiege.swarm.ledger import ChannelLabels, Ledger, OpenSession
+from infersiege.swarm.player import ClientPool, PreparedSession, SessionPlayer
+from infersiege.swarm.source import SessionSource
+from infersiege.swarm.spool import Spool
+from infersiege.swarm.timeline import STAGE, Timeline
+from infersiege.swarm.turns import Route, TurnPlayer, deadlines_of, sampling_fields
+from infersiege.wire.transport import Client, DecoderLoop, Endpoint, StampClock
+
+EARLY_NS = 50_000_000
+"""How long before its arrival is due a session is set up: its text is written and its request built by then."""
+
+RECONNECT_NS = 100_000_000
+"""Pause of a closed-loop user whose request did not reach the server."""
+NOT_REACHED = (ErrorClass.CONNECT, ErrorClass.CLIENT_RESOURCE, ErrorClass.TLS)
+
+Start = Callable[[int, PreparedSession | None], Any]
+"""Starts a Locust user: (due of its first turn, its session or None for a closed loop)."""
+
+
+class WorkerShare:
+    """What one worker does in one run. Instants are its monotonic clock, records are on the master's."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        plan: Plan,
+        name: str,
+        spool: Spool,
+        control: RunControl,
+        offset_ns: int,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """Raises what a trace, a key or an address raises."""
+        self.plan = plan
+        self.offset_ns = offset_ns
+        self.source = SessionSource(plan, place=assignment.place, members=assignment.members)
+        self._place, self._members = assignment.place, assignment.members
+        self._control = control
+        self._timeline = Timeline.of(plan, start_ns=0)
+        self.ledger = Ledger(
+            run_id=assignment.run_id,
+            worker=name,
+            epoch=assignment.epoch,
+            spool=spool,
+            phase_of=lambda at_ns: self._timeline.phase_of(at_ns - self.offset_ns),
+        )
+        self._since_last: list[TurnRecord] = []
+        self.ledger.listeners.append(self._since_last.append)
+        self.turns = TurnPlayer(self.ledger, offset_ns=offset_ns)
+        self._player = SessionPlayer(self.turns, control, offset_ns=offset_ns)
+        self._routes = {name: route_of(name, channel, plan, environ) for name, channel in plan.channels.items()}
+        self._clock = StampClock()
+        self._decoder_loop = DecoderLoop(self._clock)
+        self._clients = ClientPool(self._new_client)
+        self._tickets = self.source.tickets()
+        self._exhausted = False
+        self._playing = 0
+
+    def begin(self) -> None:
+        """The master said go: the time axis is fixed."""
+        self._timeline = Timeline.of(self.plan, start_ns=self._control.start_ns)
+
+    # --------------------------------------------------------------------------------------------------------- pacing
+
+    def direct(self, start: Start) -> None:
+        """The Director's task: start this worker's users, each on time. Returns when the load is over."""
+        self._control.go.wait()
+        if self._control.closing.is_set():
+            return
+        if self.plan.load.mode == "closed":
+            self._direct_closed(start)
+        else:
+            self._direct_open(start)
+
+    def _direct_closed(self, start: Start) -> None:
+        offsets = ramp_offsets(self.plan.load.users or 0, self.plan.load.ramp_ns, self._place, self._members)
+        for offset_ns in offsets:
+            due_ns = self._timeline.start_ns + offset_ns
+            if not self._control.wait_until(due_ns):
+                return
+            self._playing += 1
+            start(due_ns, None)
+        self._exhausted = self._exhausted or not offsets
+
+    def _direct_open(self, start: Start) -> None:
+        load = self.plan.load
+        pacer = Pacer(load.late)
+        cap = None if load.max_in_flight is None else users_share(load.max_in_flight, self._place, self._members)
+        for ticket in self._tickets:
+            due_ns = self._timeline.start_ns + (ticket.offset_ns or 0)
+            if not self._control.wait_until(due_ns - EARLY_NS):
+                return
+            prepared = self.prepare(ticket, due_ns)
+            send_ns = pacer.send_at(due_ns, time.monotonic_ns())
+            self.ledger.take(prepared.opened)
+            if send_ns is None:
+                self.ledger.skip_rest(prepared.opened, Reason.LATE_DROPPED)
+                continue
+            if not (self._control.wait_until(send_ns - EARLY_NS) and self._room(cap, prepared)):
+                self.ledger.skip_rest(prepared.opened, self._control.reason)
+                if self._control.closing.is_set():
+                    return
+                continue
+            self._playing += 1
+            start(due_ns, prepared)
+        self._exhausted = True
+
+    def _room(self, cap: int | None, prepared: PreparedSession) -> bool:
+        """Below the cap at once, or (late = "send") as soon as a session has ended."""
+        while cap is not None and self._playing >= cap:
+            if self.plan.load.late == "drop":
+                self.ledger.skip_rest(prepared.opened, Reason.MAX_IN_FLIGHT)
+                return False
+            if self._control.closing.wait(0.005):
+                return False
+        return True
+
+    # ------------------------------------------------------------------------------------------------------- sessions
+
+    def prepare(self, ticket: Ticket, due_ns: int) -> PreparedSession:
+        """The session of a ticket, not yet in the ledger."""
+        workload = self.plan.workloads[ticket.workload]
+        conversation = self.source.conversation(ticket)
+        route = self._routes[workload.channel or next(iter(self._routes))]
+        session_id, _ = self.source.session_id(ticket)
+        opened = OpenSession(
+            session_id=session_id,
+            scenario=workload.scenario,
+            stage=STAGE,
+            channel=route.labels,
+            turns=conversation.turns,
+            due_ns=due_ns + self.offset_ns,
+        )
+        return PreparedSession(opened, conversation, route, context_limit=workload.context_limit)
+
+    def play(self, prepared: PreparedSession, due_ns: int) -> None:
+        """An open-loop user's life: one session."""
+        client = self._clients.take(prepared.route)
+        try:
+            self._player.play(prepared, client, due_ns)
+        finally:
+            self._playing -= 1
+            self._clients.give(prepared.route, client)
+
+    def play_closed(self, due_ns: int) -> None:
+        """A closed-loop user's life: session after session, each due as soon as the one before is over."""
+        clients: dict[str, Client] = {}
+        try:
+            while not self._control.closing.is_set():
+                ticket = next(self._tickets, None)
+                if ticket is None:
+                    self._exhausted = True
+                    return
+                prepared = self.prepare(ticket, due_ns)
+                self.ledger.take(prepared.opened)
+                name = prepared.route.labels.name
+                if name not in clients:
+                    clients[name] = self._new_client(prepared.route)
+                last = self._player.play(prepared, clients[name], due_ns)
+                if last is None or last.error_class in NOT_REACHED:
+                    # Nothing was there to wait for: without a pause this user would spin on a dead port.
+                    self._control.wait_until(time.monotonic_ns() + RECONNECT_NS)
+                due_ns = time.monotonic_ns()
+        finally:
+            self._playing -= 1
+            for client in clients.values():
+                client.close()
+
+    def _new_client(self, route: Route) -> Client:
+        return Client(route.endpoint, self._clock, self._decoder_loop, keep_alive=route.channel.keep_alive)
+
+    # -------------------------------------------------------------------------------------------------------- figures
+
+    def finished(self) -> bool:
+        """Nothing more will start, and nothing is open."""
+        return self._exhausted and self._playing == 0 and not self.ledger.open
+
+    def windows_since_last(self) -> list[WindowRow]:
+        """Rows of the turns that were closed since the last call, to be added to those before."""
+        if not self._since_last:
+            return []
+        rows = windows(self._since_last)
+        self._since_last.clear()
+        return list(rows)
+
+    def open_turns(self) -> Iterator[OpenTurn]:
+        for session in self.ledger.open.values():
+            yield session.open_turn(self.ledger.phase_of(session.due_ns))
+
+
+def route_of(name: str, channel: Channel, plan: Plan, environ: Mapping[str, str]) -> Route:
+    """Everything that is fixed about one channel. Raises UsageError for a key that can't be read, a wrong address."""
+    profile = PROFILES[channel.engine]
+    dialect_name = channel.dialect or profile.default_dialect
+    dialect = DIALECTS[dialect_name]
+    url = endpoint_url(channel.base_url or "", dialect.path)
+    endpoint = Endpoint.from_url(url, ca=channel.ca, insecure=channel.insecure)
+    key = api_key(channel, environ)
+    headers = {
+        "user-agent": "infersiege",
+        "accept": "text/event-stream" if channel.stream else "application/json",
+        "content-type": "application/json",
+        **{header.lower(): value for header, value in channel.headers.items()},
+    }
+    if key is not None:
+        headers["authorization"] = f"Bearer {key}"
+    path = "/" + url.split("://", 1)[1].partition("/")[2]
+    return Route(
+        labels=ChannelLabels(name=name, engine=channel.engine, dialect=dialect_name, model=channel.model),
+        channel=channel,
+        profile=profile,
+        dialect=dialect,
+        endpoint=endpoint,
+        path=path,
+        headers=tuple(headers.items()),
+        deadlines=deadlines_of(channel),
+        sampling=sampling_fields(plan.sampling),
+        secrets=(key,) if key else (),
+    )

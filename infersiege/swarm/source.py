@@ -1,0 +1,170 @@
+"""Which sessions this worker plays, and each of them ready to be played."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+from infersiege.plan.schema import Plan, Workload
+from infersiege.records import TraceAccount
+from infersiege.schedule import SECOND_NS, Ticket, closed_tickets, open_tickets, replay_tickets
+from infersiege.swarm.timeline import STAGE
+from infersiege.traces import Conversation, Synthesizer, Trace, open_trace, prompt_salt
+
+
+class SessionSource:
+    """The plan's traces, and the share of one worker in the plan's sequence of sessions.
+
+    Every worker opens the same traces and computes its own share; nothing is handed out.
+    """
+
+    def __init__(self, plan: Plan, *, place: int, members: int) -> None:
+        """Raises TraceError for a trace that can't be read, UsageError for a load that it can't carry."""
+        self.plan = plan
+        self._place, self._members = place, members
+        self.traces: tuple[Trace, ...] = tuple(_open(plan, workload) for workload in plan.workloads)
+        self._synthesizers = {workload.language: Synthesizer(plan.run.seed) for workload in plan.workloads}
+        # A load that the trace can't carry (replay without times) is an error before the run, not in it.
+        next(self.tickets(), None)
+
+    def of_place(self, place: int) -> SessionSource:
+        """The share of another worker of the same fleet, on the same traces."""
+        other = copy.copy(self)
+        other._place = place
+        return other
+
+    def of_fleet(self, members: int) -> SessionSource:
+        """The first share of a fleet of so many workers, on the same traces."""
+        other = copy.copy(self)
+        other._members = members
+        return other
+
+    def tickets(self) -> Iterator[Ticket]:
+        """This worker's tickets, in order; endless for a closed loop over a trace that wraps."""
+        plan = self.plan
+        load, workloads = plan.load, plan.workloads
+        sessions = plan.run.stop.sessions if plan.run.stop is not None else None
+        weights = [workload.weight for workload in workloads]
+        available = [
+            None if workload.wrap else trace.sessions for workload, trace in zip(workloads, self.traces, strict=True)
+        ]
+        if load.mode == "closed":
+            return closed_tickets(
+                weights=weights,
+                seed=plan.run.seed,
+                sessions=sessions,
+                available=available,
+                place=self._place,
+                members=self._members,
+            )
+        if load.mode == "open":
+            return open_tickets(
+                rate=load.rate or 0.0,
+                arrivals=load.arrivals,
+                weights=weights,
+                seed=plan.run.seed,
+                duration_ns=plan.run.duration_ns,
+                sessions=sessions,
+                available=available,
+                place=self._place,
+                members=self._members,
+            )
+        return replay_tickets(
+            [trace.arrivals_ns for trace in self.traces],
+            speed=load.speed,
+            wrap=[workload.wrap for workload in workloads],
+            duration_ns=plan.run.duration_ns,
+            sessions=sessions,
+            place=self._place,
+            members=self._members,
+        )
+
+    def session_id(self, ticket: Ticket) -> tuple[str, int]:
+        """(unique id in the run, index in the trace): an id of the trace, with its repeat where the trace wraps."""
+        workload, trace = self.plan.workloads[ticket.workload], self.traces[ticket.workload]
+        repeat, index = divmod(ticket.session_index, trace.sessions) if trace.sessions else (0, ticket.session_index)
+        name = f"{workload.scenario}:{trace.session(index).session_id}"
+        return (f"{name}~{repeat}" if repeat else name), index
+
+    def conversation(self, ticket: Ticket) -> Conversation:
+        """A session of the trace, salted and scaled as the plan says."""
+        plan = self.plan
+        workload, trace = plan.workloads[ticket.workload], self.traces[ticket.workload]
+        repeat, index = divmod(ticket.session_index, trace.sessions) if trace.sessions else (0, ticket.session_index)
+        salt = None
+        if workload.salt is not False:
+            salt = prompt_salt(plan.run.nonce or "", STAGE, repeat)
+        return Conversation(
+            trace.session(index),
+            synthesizer=self._synthesizers[workload.language],
+            history=workload.history,
+            salt=salt,
+            max_turns=workload.max_turns,
+            max_tokens=workload.max_tokens,
+            default_max_tokens=plan.sampling.max_tokens,
+            delay_scale=workload.delay_scale,
+            delay_cap_ns=workload.delay_cap_ns,
+        )
+
+    def trace_hashes(self) -> dict[str, str]:
+        """`scenario (trace)` -> SHA-256, of the traces that are files."""
+        return {
+            f"{workload.scenario} ({workload.trace})": trace.sha256
+            for workload, trace in zip(self.plan.workloads, self.traces, strict=True)
+            if trace.sha256 is not None
+        }
+
+    def warnings(self) -> list[str]:
+        return [
+            f"{workload.scenario}: {warning}"
+            for workload, trace in zip(self.plan.workloads, self.traces, strict=True)
+            for warning in trace.warnings
+        ]
+
+    def accounts(self, started: dict[str, int]) -> tuple[TraceAccount, ...]:
+        """Rows in = sessions started + skipped + not started. `started`: sessions by scenario, over all workers."""
+        return tuple(
+            _account(workload, trace, started.get(workload.scenario, 0))
+            for workload, trace in zip(self.plan.workloads, self.traces, strict=True)
+        )
+
+    def mean_rate(self) -> float | None:
+        """Replay: sessions per second that the traces ask for at the plan's speed."""
+        total = 0.0
+        for trace in self.traces:
+            times = trace.arrivals_ns
+            if not times or len(times) < 2 or times[-1] <= 0:
+                return None
+            total += (len(times) - 1) * SECOND_NS / times[-1]
+        return total * self.plan.load.speed
+
+
+def _open(plan: Plan, workload: Workload) -> Trace:
+    return open_trace(
+        workload.trace,
+        base=Path(),
+        format=workload.format,
+        seed=plan.run.seed,
+        language=workload.language,
+        limit=workload.limit,
+        options=workload.options,
+        length_scale=workload.length_scale,
+        output_scale=workload.output_scale,
+    )
+
+
+def _account(workload: Workload, trace: Trace, started: int) -> TraceAccount:
+    sessions = trace.sessions
+    return TraceAccount(
+        scenario=workload.scenario,
+        trace=workload.trace,
+        format=trace.format,
+        sha256=trace.sha256,
+        rows=trace.rows,
+        sessions=sessions,
+        sessions_started=started,
+        not_started=None if sessions is None else max(0, sessions - started),
+        skipped=dict(trace.skipped),
+        repeat_factor=started / sessions if sessions else None,
+    )

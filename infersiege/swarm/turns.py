@@ -1,0 +1,240 @@
+"""Plays one turn on a channel and writes down what happened: one request, one TurnRecord."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from infersiege.channels.answer import Answer
+from infersiege.channels.dialect import Decoded, Dialect
+from infersiege.channels.outcome import Conclusion, account_tokens, conclude, decode_body
+from infersiege.channels.profiles import Profile
+from infersiege.plan.schema import Channel, Sampling
+from infersiege.records import Outcome, Phase, Reason, TurnRecord
+from infersiege.swarm.ledger import ChannelLabels, Ledger, OpenSession, request_id_of
+from infersiege.traces.conversation import PreparedTurn
+from infersiege.wire.exchange import Deadlines, ExchangeResult, Fault, Request
+from infersiege.wire.transport import Client, Endpoint, Exchange
+
+EMULATED_HEADER = "x-infersiege-emulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Everything about a channel that does not change from turn to turn."""
+
+    labels: ChannelLabels
+    channel: Channel
+    profile: Profile
+    dialect: Dialect
+    endpoint: Endpoint
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    """Without x-request-id; holds the key."""
+    deadlines: Deadlines
+    sampling: Mapping[str, Any]
+    secrets: tuple[str, ...]
+    """To be scrubbed from what the server says."""
+
+    def request(self, turn: PreparedTurn, request_id: str) -> Request:
+        """The POST of one turn."""
+        extra = {**turn.extra, **self.channel.extra_body}
+        fixed_length = self.profile.ignore_eos_fields
+        if self.channel.ignore_eos and fixed_length and turn.plain_text and turn.asked_output_tokens is not None:
+            extra |= fixed_length(turn.max_tokens)
+        body = self.dialect.request_body(
+            model=self.channel.model,
+            messages=turn.messages,
+            tools=turn.tools,
+            max_tokens=turn.max_tokens,
+            stream=self.channel.stream,
+            include_usage=self.channel.include_usage,
+            sampling=dict(self.sampling),
+            extra=extra,
+        )
+        return Request(path=self.path, headers=(*self.headers, ("x-request-id", request_id)), body=body)
+
+
+def deadlines_of(channel: Channel) -> Deadlines:
+    limits = channel.timeouts
+    return Deadlines(
+        connect_ns=limits.connect_ns,
+        first_token_ns=limits.first_token_ns,
+        idle_ns=limits.idle_ns,
+        total_ns=limits.total_ns,
+    )
+
+
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """What every request says about sampling; unset is left out."""
+    fields: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop) or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A closed turn: its record, what was said, and when it ended (monotonic)."""
+
+    record: TurnRecord
+    decoded: Decoded | None
+    ended_ns: int
+
+
+class TurnPlayer:
+    """Sends turns and closes their records in the ledger."""
+
+    def __init__(self, ledger: Ledger, *, offset_ns: int) -> None:
+        """`offset_ns`: master's epoch minus this worker's monotonic clock."""
+        self.ledger = ledger
+        self.offset_ns = offset_ns
+        self.in_flight: dict[Exchange, Answer] = {}
+        self._closed_chunks = 0
+
+    @property
+    def chunks(self) -> int:
+        """Content chunks seen since the start, open turns included."""
+        return self._closed_chunks + sum(answer.chunks for answer in self.in_flight.values())
+
+    def play(
+        self,
+        session: OpenSession,
+        turn: PreparedTurn,
+        route: Route,
+        request: Request,
+        client: Client,
+        *,
+        reason: Callable[[], Reason],
+    ) -> Played:
+        """Send one turn and wait for its end; its record is in the ledger when this returns or is killed.
+
+        `reason` tells what a cancelled record says.
+        """
+        answer = Answer(route.dialect.decoder(), epoch_offset_ns=self.offset_ns)
+        request_id = request_id_of(self.ledger.run_id, session.session_id, turn.index)
+        self.ledger.start(session, request_id, time.monotonic_ns() + self.offset_ns)
+        exchange = client.start(request, answer, route.deadlines)
+        self.in_flight[exchange] = answer
+        killed: BaseException | None = None
+        try:
+            exchange.wait()
+        except BaseException as error:  # noqa: BLE001 - GreenletExit too: the record comes first, then it goes on
+            exchange.abort("the session was stopped")
+            killed = error
+        del self.in_flight[exchange]
+        self._closed_chunks += answer.chunks
+        result = exchange.result()
+        record, decoded = self._record(session, turn, route, answer, result, request_id, reason)
+        self.ledger.close(session, record)
+        if killed is not None:
+            raise killed
+        return Played(record, decoded, result.closed_ns or time.monotonic_ns())
+
+    def abort_all(self, detail: str) -> None:
+        """Cancel what is in flight; each waiting session wakes and writes its record."""
+        for exchange in list(self.in_flight):
+            exchange.abort(detail)
+
+    def _record(
+        self,
+        session: OpenSession,
+        turn: PreparedTurn,
+        route: Route,
+        answer: Answer,
+        result: ExchangeResult,
+        request_id: str,
+        reason: Callable[[], Reason],
+    ) -> tuple[TurnRecord, Decoded | None]:
+        streamed = result.streamed
+        decoded: Decoded | None = answer.decoder.decoded() if streamed else None
+        unreadable: Fault | None = None
+        if not streamed:
+            decoded, unreadable = decode_body(route.dialect, result)
+        conclusion = conclude(
+            result,
+            decoded=decoded,
+            stream_asked=route.channel.stream,
+            parse_fault=answer.fault or unreadable,
+            unterminated=answer.unterminated,
+            asked_output_tokens=turn.max_tokens,
+            wall_ns=self._epoch(result.closed_ns),
+            secrets=route.secrets,
+        )
+        tokens = account_tokens(decoded, answer.chunks)
+        flags = conclusion.flags
+        if EMULATED_HEADER in result.headers:
+            flags = (*flags, "emulated")
+        cancelled = conclusion.outcome is Outcome.CANCELLED
+        record = TurnRecord(
+            run_id=self.ledger.run_id,
+            worker=self.ledger.worker,
+            epoch=self.ledger.epoch,
+            session_id=session.session_id,
+            turn=turn.index,
+            parent_turn=turn.index - 1 if turn.index else None,
+            scenario=session.scenario,
+            stage=session.stage,
+            phase=Phase(self.ledger.phase_of(session.due_ns)),
+            channel=route.labels.name,
+            replica=result.peer,
+            engine=route.labels.engine,
+            dialect=route.labels.dialect,
+            model_asked=route.labels.model,
+            model_answered=decoded.model if decoded else None,
+            request_id=request_id,
+            due_ns=session.due_ns,
+            attempt_ns=self._epoch(result.attempt_ns),
+            sent_ns=self._epoch(result.sent_ns),
+            sent_end_ns=self._epoch(result.sent_end_ns),
+            first_byte_ns=self._epoch(result.first_byte_ns),
+            first_token_ns=self._epoch(answer.first_token_ns) if streamed else None,
+            first_token_slack_ns=answer.first_token_slack_ns if streamed else None,
+            first_answer_ns=self._epoch(answer.first_answer_ns) if streamed else None,
+            # Without a stream the whole answer is there when the last byte is; TTFT and TPOT stay unknown.
+            last_token_ns=self._epoch(answer.last_token_ns if streamed else self._whole_answer_ns(result, conclusion)),
+            closed_ns=self._epoch(result.closed_ns),
+            connect_duration_ns=result.connect_duration_ns,
+            tls_duration_ns=result.tls_duration_ns,
+            reused_connection=result.reused_connection,
+            attempts=result.attempts,
+            prompt_tokens=tokens.prompt_tokens,
+            cached_tokens=tokens.cached_tokens,
+            output_tokens=tokens.output_tokens,
+            reasoning_tokens=tokens.reasoning_tokens,
+            first_chunk_tokens=tokens.first_chunk_tokens,
+            tokens_from=tokens.tokens_from,
+            asked_prompt_tokens=turn.asked_prompt_tokens,
+            asked_output_tokens=turn.asked_output_tokens,
+            chunks=answer.chunks,
+            coalesced=answer.coalesced,
+            chunks_by_second=answer.chunks_by_second,
+            gaps=answer.gaps,
+            keepalives=answer.keepalives,
+            finish_reason=conclusion.finish_reason,
+            outcome=conclusion.outcome,
+            reason=reason() if cancelled else None,
+            error_class=conclusion.error_class,
+            error_detail=conclusion.error_detail,
+            flags=flags,
+            http_status=result.status,
+            retry_after_ns=conclusion.retry_after_ns,
+            bytes_in=result.bytes_in,
+            bytes_out=result.bytes_out,
+            stamp_source=result.stamp_source if result.first_byte_ns is not None else None,
+            clock_step=result.clock_step,
+            server_ttft_ns=decoded.server_ttft_ns if decoded else None,
+        )
+        return record, decoded
+
+    def _epoch(self, monotonic_ns: int | None) -> int | None:
+        return None if monotonic_ns is None else monotonic_ns + self.offset_ns
+
+    @staticmethod
+    def _whole_answer_ns(result: ExchangeResult, conclusion: Conclusion) -> int | None:
+        return result.closed_ns if conclusion.outcome is Outcome.OK else None

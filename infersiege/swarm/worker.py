@@ -1,0 +1,336 @@
+"""A worker process: joins a master, plays its share of the plan, sends its records home, goes.
+
+Messages: hello → assignment → ready → go; then lease, clock and reports; drain → last segments → bye.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+from infersiege.errors import ExitCode, InfersiegeError, InternalError
+from infersiege.plan.load import plan_from_json
+from infersiege.records import (
+    Ack,
+    Assignment,
+    Bye,
+    ClockPing,
+    Drain,
+    Go,
+    Hello,
+    Lease,
+    Ready,
+    Reason,
+    Refusal,
+    Report,
+)
+from infersiege.swarm import messages
+from infersiege.swarm.control import RunControl
+from infersiege.swarm.engine import SiegeEnvironment
+from infersiege.swarm.health import HealthMonitor, freeze_garbage, raise_descriptor_limit
+from infersiege.swarm.session_users import Director, SessionUser
+from infersiege.swarm.share import WorkerShare
+from infersiege.swarm.spool import Spool
+from infersiege.swarm.versions import boot_id, versions
+
+log = logging.getLogger("infersiege.swarm.worker")
+
+HEARTBEAT_S = 0.5
+REPORT_S = 1.0
+RESEND_NS = 2_000_000_000
+ACK_PATIENCE_NS = 2_500_000_000
+"""How long the last segments may wait for their acknowledgement; what is left stays in the spool."""
+CLOCK_PINGS = 10
+CONNECT_S = 60.0
+ABORT_GRACE_S = 0.5
+
+
+@dataclass(slots=True)
+class ClockEstimate:
+    """Master's monotonic clock minus this worker's, from the tightest exchange."""
+
+    offset_ns: int = 0
+    uncertainty_ns: int = 1 << 62
+    answers: int = 0
+
+    def add(self, ping: ClockPing, received_ns: int) -> None:
+        if ping.master_ns is None:
+            return
+        self.answers += 1
+        half_ns = (received_ns - ping.sent_ns) // 2
+        if half_ns < self.uncertainty_ns:
+            self.offset_ns = ping.master_ns - (ping.sent_ns + half_ns)
+            self.uncertainty_ns = half_ns
+
+
+class Worker:
+    """One worker's life; `run` gives the process's exit code."""
+
+    def __init__(self, name: str, host: str, port: int) -> None:
+        self.name = name
+        self._host, self._port = host, port
+        self._control = RunControl()
+        self._clock = ClockEstimate()
+        self._assigned = Event()
+        self._draining = Event()
+        self._finished = Event()
+        self._assignment: Assignment | None = None
+        self.share: WorkerShare | None = None
+        self._spool: Spool | None = None
+        self._health = HealthMonitor(name)
+        self._failure: InfersiegeError | None = None
+        self._exit_reason = "run over"
+        self._runner: Any = None
+        self._report_sequence = 0
+        self._shipped_at_ns: dict[int, int] = {}
+
+    # ----------------------------------------------------------------------------------------------------------- life
+
+    def run(self) -> int:
+        """Blocks until the run is over. Returns an exit code; says what went wrong on stderr."""
+        raise_descriptor_limit()
+        # The terminal's Ctrl-C is the master's business: it tells us when to end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gevent.signal_handler(signal.SIGTERM, self._on_terminate)
+        if not self._connect():
+            print(f"error: no master at {self._host}:{self._port} within {CONNECT_S:.0f} s", file=sys.stderr)
+            return ExitCode.TARGET
+        try:
+            self._set_up()
+            background = [gevent.spawn(self._heartbeat), gevent.spawn(self._report_each_second)]
+            self._health.start()
+            self._draining.wait()
+            self._drain()
+            gevent.killall(background)
+        except InfersiegeError as error:
+            self._refuse(error)
+        except Exception as error:
+            log.exception("worker %s", self.name)
+            self._refuse(InternalError(f"{type(error).__name__}: {error}"))
+        if self._failure is not None:
+            print(f"error: {self._failure}", file=sys.stderr)
+            return self._failure.exit_code
+        self._finished.wait(3.0)
+        return ExitCode.PASS
+
+    def _connect(self) -> bool:
+        """Make the runner; Locust retries inside its constructor, up to 300 s, so a limit is put around it."""
+        self._environment = SiegeEnvironment([Director, SessionUser])
+        with gevent.Timeout(CONNECT_S, False):
+            self._runner = self._environment.create_worker_runner(self._host, self._port)
+        if self._runner is None:
+            return False
+        messages.on(self._runner, Assignment, self._on_assignment)
+        messages.on(self._runner, Refusal, self._on_refusal)
+        messages.on(self._runner, ClockPing, self._on_clock_ping)
+        messages.on(self._runner, Go, self._on_go)
+        messages.on(self._runner, Lease, lambda _, lease: self._control.renew(lease.duration_ns))
+        messages.on(self._runner, Ack, self._on_ack)
+        messages.on(self._runner, Drain, self._on_drain)
+        self._runner.greenlet.spawn(self._watch_quit)
+        return True
+
+    def _watch_quit(self) -> None:
+        """Locust's `quit` kills this greenlet with all of the runner's: the master is through with us."""
+        try:
+            Event().wait()
+        finally:
+            self._finished.set()
+            self._control.close(Reason.RUN_END, 0)
+            self._draining.set()
+
+    def _set_up(self) -> None:
+        spool_root = Path(os.environ.get("INFERSIEGE_SPOOL", tempfile.gettempdir()))
+        spool_directory = spool_root / f"infersiege-spool-{os.getpid()}-{self.name}"
+        hello = Hello(
+            worker=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            boot_id=boot_id(),
+            versions=versions(),
+            spool_dir=str(spool_directory),
+        )
+        for _ in range(10):
+            messages.send(self._runner, hello)
+            if self._assigned.wait(2.0):
+                break
+        if self._failure is not None:
+            raise self._failure
+        assignment = self._assignment
+        if assignment is None:
+            raise InternalError("the master did not answer our hello", hint="is it another version of infersiege?")
+        self._spool = Spool(spool_directory, self.name)
+        self._measure_clock()
+        offset_ns = assignment.offset_ns + self._clock.offset_ns
+        share = WorkerShare(
+            assignment, plan_from_json(assignment.plan), self.name, self._spool, self._control, offset_ns
+        )
+        self.share = self._environment.share = share
+        freeze_garbage()
+        messages.send(
+            self._runner,
+            Ready(
+                worker=self.name,
+                plan_hash=assignment.plan_hash,
+                trace_hashes=share.source.trace_hashes(),
+                trace_accounts=(),
+            ),
+        )
+
+    def _measure_clock(self) -> None:
+        """On the master's own host the clocks are one; elsewhere a few exchanges give offset and doubt."""
+        for _ in range(CLOCK_PINGS):
+            seen = self._clock.answers
+            messages.send(self._runner, ClockPing(worker=self.name, sent_ns=time.monotonic_ns()))
+            deadline = time.monotonic() + 1.0
+            while self._clock.answers == seen and time.monotonic() < deadline:
+                gevent.sleep(0.001)
+
+    # ------------------------------------------------------------------------------------------------- what comes in
+
+    def _on_assignment(self, _: str, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._assigned.set()
+
+    def _on_refusal(self, _: str, refusal: Refusal) -> None:
+        self._failure = InfersiegeError(refusal.message, hint=refusal.hint)
+        self._failure.exit_code = ExitCode(refusal.exit_code)
+        self._assigned.set()
+        self._draining.set()
+
+    def _on_clock_ping(self, _: str, ping: ClockPing) -> None:
+        self._clock.add(ping, time.monotonic_ns())
+
+    def _on_go(self, _: str, go: Go) -> None:
+        self._control.begin(go.start_ns - self._clock.offset_ns)
+        if self.share is not None:
+            self.share.begin()
+
+    def _on_ack(self, _: str, ack: Ack) -> None:
+        if self._spool is not None:
+            self._spool.acknowledge(ack.sequence)
+            self._shipped_at_ns.pop(ack.sequence, None)
+
+    def _on_drain(self, _: str, drain: Drain) -> None:
+        self._control.close(drain.reason, drain.duration_ns)
+        self._draining.set()
+
+    def _on_terminate(self) -> None:
+        self._exit_reason = "SIGTERM"
+        self._control.close(Reason.INTERRUPTED, 0)
+        self._draining.set()
+
+    # ------------------------------------------------------------------------------------------------- what goes out
+
+    def _heartbeat(self) -> None:
+        """Signs of life each half second; also ends a worker whose master is gone."""
+        while True:
+            messages.send(self._runner, ClockPing(worker=self.name, sent_ns=time.monotonic_ns()))
+            self._ship()
+            if self._control.orphaned() and not self._draining.is_set():
+                self._exit_reason = "the master is gone"
+                self._control.close(Reason.NO_LEASE, 0)
+                self._draining.set()
+            gevent.sleep(HEARTBEAT_S)
+
+    def _report_each_second(self) -> None:
+        while True:
+            gevent.sleep(REPORT_S)
+            self._report()
+
+    def _report(self) -> None:
+        share = self.share
+        if share is None:
+            return
+        self._report_sequence += 1
+        second = (time.monotonic_ns() + share.offset_ns) // 1_000_000_000
+        report = Report(
+            worker=self.name,
+            sequence=self._report_sequence,
+            windows=tuple(share.windows_since_last()),
+            health=self._health.sample(second),
+            open_turns=tuple(share.open_turns()),
+            sessions=len(share.ledger.open),
+            in_flight=len(share.turns.in_flight),
+            planned_turns=share.ledger.planned_turns,
+            closed_turns=share.ledger.closed_turns,
+            chunks=share.turns.chunks,
+            finished=share.finished(),
+        )
+        messages.send(self._runner, report)
+
+    def _ship(self) -> None:
+        """Send new segments, and again those that were not acknowledged in time."""
+        if self._spool is None:
+            return
+        self._spool.cut()
+        now_ns = time.monotonic_ns()
+        for segment in self._spool.unacknowledged():
+            if now_ns - self._shipped_at_ns.get(segment.sequence, -RESEND_NS) >= RESEND_NS:
+                self._shipped_at_ns[segment.sequence] = now_ns
+                messages.send(self._runner, segment)
+
+    # -------------------------------------------------------------------------------------------------------- the end
+
+    def _drain(self) -> None:
+        """Let open turns end, cancel the rest, ship everything, say farewell."""
+        share, spool = self.share, self._spool
+        if share is None or spool is None:
+            return
+        users = self._runner.user_greenlets
+        while len(users) and not self._over():
+            users.join(timeout=0.05)
+        share.turns.abort_all(f"cut at the end: {self._control.reason}")
+        if not users.join(timeout=ABORT_GRACE_S):
+            users.kill(timeout=ABORT_GRACE_S)
+        share.ledger.skip_all(self._control.reason)
+        deadline_ns = time.monotonic_ns() + ACK_PATIENCE_NS
+        while not spool.empty() and time.monotonic_ns() < deadline_ns and not self._finished.is_set():
+            self._ship()
+            gevent.sleep(0.05)
+        self._report()
+        bye = Bye(
+            worker=self.name,
+            records=spool.rows_written,
+            planned_turns=share.ledger.planned_turns,
+            sessions_started=dict(share.ledger.sessions_taken),
+            hub_lag_p99_ns=self._health.hub_lag_p99_ns,
+            cpu_share_max=self._health.cpu_share_max,
+            exit_reason=self._exit_reason,
+        )
+        messages.send(self._runner, bye)
+        if not spool.empty():
+            print(f"records that the master did not take are in {spool.directory}", file=sys.stderr)
+        spool.close(remove=True)
+
+    def _over(self) -> bool:
+        end_ns = self._control.drain_end_ns
+        return end_ns is not None and time.monotonic_ns() >= end_ns
+
+    def _refuse(self, error: InfersiegeError) -> None:
+        self._failure = self._failure or error
+        refusal = Refusal(worker=self.name, message=str(error), hint=error.hint, exit_code=int(error.exit_code))
+        messages.send(self._runner, refusal)
+        gevent.sleep(0.2)
+
+
+def run_worker(name: str | None, host: str, port: int) -> int:
+    """Entry point of `infersiege worker`. Returns the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    code = Worker(name or f"{platform.node()}-{os.getpid()}", host, port).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # ZeroMQ's context waits for ever for what a dead master will not take; everything of ours is on disk by now.
+    os._exit(int(code))
