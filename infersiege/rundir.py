@@ -62,6 +62,8 @@ class ChannelFacts(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False
     """The server's certificate was not verified."""
     streamed: bool = True
+    cache_hint: str | None = None
+    """Which flag of the server would make it tell cached tokens."""
     details: dict[str, str] = {}
     """Anything else that the preflight saw (context length, parallel slots …)."""
 
@@ -115,6 +117,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[TraceAccount, ...] = ()
     workers: tuple[WorkerSummary, ...] = ()
     workers_asked: int | None = None
+    planned_turns: int | None = None
+    """Turns of all started sessions, as the workers' farewells say; None: only the turns tell."""
     invalid: tuple[str, ...] = ()
     """Reasons that only the master could see."""
     warnings: tuple[str, ...] = ()
@@ -341,6 +345,10 @@ class RunDirectory:
             _discard(part)
             raise UsageError(f"{path}: can't be written: {_reason(error)}", hint=_remedy(error)) from None
         return path
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / REPORT
 
     @property
     def telemetry(self) -> Path:

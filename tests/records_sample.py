@@ -47,8 +47,8 @@ def plan(name: str = "qwen3-8b on vllm", *, slos: tuple[Slo, ...] | None = None,
         load=Load(mode="closed", users=24, warmup_ns=30 * SECOND, drain_ns=30 * SECOND),
         slos=(
             (
-                Slo(metric="ttft", stat="p99", at_most=0.8, scenario="agent"),
-                Slo(metric="tpot", stat="p95", at_most=0.030),
+                Slo(metric="ttft", stat="p99", at_most=800.0, scenario="agent"),
+                Slo(metric="tpot", stat="p95", at_most=30.0),
                 Slo(metric="error_share", at_most=0.05),
             )
             if slos is None
@@ -235,41 +235,49 @@ def _failed(random_: random.Random, base: TurnRecord, prompt: int, overloaded: b
     )
 
 
-def records(turns: int, *, seed: int = 7, steady_s: int = 240, fail_share: float = 0.012) -> Iterator[TurnRecord]:
-    """At least `turns` turns of whole sessions, in order of arrival.
+def records(users: int = 24, *, seed: int = 7, steady_s: int = 240, fail_share: float = 0.012) -> list[TurnRecord]:
+    """Every turn of a closed loop of `users`, in the order in which they ended; about 20 turns per user and minute.
 
-    A load bump in the middle, a burst of overload errors at its top, and what a run's end cuts.
+    A slow-down in the second half with a burst of overload errors at its top, and what a run's end cuts.
     """
     random_ = random.Random(seed)
-    made, session = 0, 0
-    span_ns = (30 + steady_s) * SECOND
-    while made < turns:
-        agent = random_.random() < 0.25
-        scenario = "agent" if agent else "short-qa"
-        length = random_.randint(3, 9) if agent else 1
-        due = START_NS + min(span_ns - SECOND, int(made / turns * span_ns) + random_.randrange(0, SECOND))
-        prompt = random_.randint(900, 2400) if agent else int(random_.lognormvariate(4.6, 0.5))
-        cached = 0
-        dead = False
-        for turn in range(length):
-            base = _base(random_, session, turn, scenario, due, steady_s)
-            share = (due - START_NS) / span_ns
-            load = 1.0 + 0.75 * math.exp(-(((share - 0.62) / 0.1) ** 2))
-            output = max(2, int(random_.lognormvariate(3.6 if agent else 4.0, 0.45)))
-            if dead:
-                record = msgspec.structs.replace(base, outcome=Outcome.SKIPPED, reason=Reason.AFTER_FAILURE)
-            elif due >= START_NS + span_ns:
-                record = base
-            elif random_.random() < fail_share * (6 if load > 1.6 else 1):
-                record = _failed(random_, base, prompt, overloaded=load > 1.6)
-                dead = True
-            else:
-                record = _answered(random_, base, prompt, cached, output, load)
-                due = (record.closed_ns or due) + random_.randrange(200, 1800) * MS
-                cached, prompt = prompt // 16 * 16, prompt + output + random_.randint(40, 600)
+    made: list[TurnRecord] = []
+    end_ns = START_NS + (30 + steady_s) * SECOND
+    session = 0
+    for user in range(users):
+        free_ns = START_NS + user * SECOND // users
+        while free_ns < end_ns:
+            agent = random_.random() < 0.25
+            played = list(_session(random_, session, agent, free_ns, steady_s, fail_share))
+            made.extend(played)
+            ended = [turn.closed_ns for turn in played if turn.closed_ns is not None]
+            free_ns = max(ended) + random_.randrange(1, 5) * MS
+            session += 1
+    return sorted(made, key=lambda turn: (turn.closed_ns or turn.due_ns, turn.session_id, turn.turn))
+
+
+def _session(
+    random_: random.Random, session: int, agent: bool, due: int, steady_s: int, fail_share: float
+) -> Iterator[TurnRecord]:
+    end_ns = START_NS + (30 + steady_s) * SECOND
+    prompt = random_.randint(900, 2400) if agent else int(random_.lognormvariate(4.6, 0.5))
+    cached, alive, reason = 0, True, Reason.RUN_END
+    for turn in range(random_.randint(3, 9) if agent else 1):
+        base = _base(random_, session, turn, "agent" if agent else "short-qa", due, steady_s)
+        share = (due - START_NS) / (end_ns - START_NS)
+        load = 1.0 + 0.75 * math.exp(-(((share - 0.62) / 0.1) ** 2))
+        output = max(2, int(random_.lognormvariate(3.6 if agent else 4.0, 0.45)))
+        if not alive or due >= end_ns:
+            alive = False
+            yield msgspec.structs.replace(base, reason=reason)
+        elif random_.random() < fail_share * (6 if load > 1.6 else 1):
+            yield _failed(random_, base, prompt, overloaded=load > 1.6)
+            alive, reason = False, Reason.AFTER_FAILURE
+        else:
+            record = _answered(random_, base, prompt, cached, output, load)
             yield record
-            made += 1
-        session += 1
+            due = (record.closed_ns or due) + random_.randrange(200, 1800) * MS
+            cached, prompt = prompt // 16 * 16, prompt + output + random_.randint(40, 600)
 
 
 def write_run(path: Path, rows: list[TurnRecord], plan_: Plan | None = None, *, emulated: bool = True) -> RunDirectory:

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.records import Counts, GroupSummary, Outcome, RuleResult, Summary, TurnRecord, Verdict
 from infersiege.report.numbers import (
     ABSENT,
@@ -27,15 +28,6 @@ from infersiege.report.numbers import (
     share,
     span,
 )
-
-FLOORS: Mapping[str, tuple[float, int]] = {
-    "p50": (0.50, 1),
-    "p90": (0.90, 1),
-    "p95": (0.95, 1),
-    "p99": (0.99, 100),
-    "p99_9": (0.999, 1000),
-}
-"""statistic -> (share, fewest turns)."""
 
 VERDICT_STYLE: Mapping[Verdict, str] = {
     Verdict.PASS: "bold green",
@@ -68,15 +60,15 @@ def group_name(group: GroupSummary) -> str:
 def why_absent(group: GroupSummary, metric: str, stat: str) -> str:
     """Why a group has no such figure, as one sentence without a full stop."""
     found = group.distributions.get(metric)
-    name = metric.replace("_", " ")
+    name = METRICS[metric].title
     if found is None or found.n == 0:
         if group.counts.ok == 0:
             return "no turn was ok in the steady phase"
-        return f"none of the {group.counts.ok:,} ok turns gave a {name} (not streamed, burst, or too short)"
-    quantile, floor = FLOORS.get(stat, (0.0, 1))
-    if found.n < floor:
-        return f"{stat.replace('_', '.')} needs {floor:,} turns"
-    if found.cancelled_share is not None and found.cancelled_share > 1 - quantile:
+        return f"none of the {group.counts.ok:,} ok turns gave a {name} (not streamed, one burst, or one token)"
+    kind = STATS[stat]
+    if found.n < kind.floor:
+        return f"{stat.replace('_', '.')} needs {kind.floor:,} turns"
+    if kind.q is not None and found.cancelled_share is not None and found.cancelled_share > 1 - kind.q:
         return f"{share(found.cancelled_share)} of the turns were cancelled: the slowest may be among them"
     return "not measured"
 
@@ -95,9 +87,8 @@ class _Footnotes:
 
 
 def _table(title: str, columns: Iterable[tuple[str, bool]]) -> Table:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
+    # The box's divider is one space wide already: with more padding the latency table would not fit 80 columns.
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for header, left in columns:
         table.add_column(
             header, justify="left" if left else "right", overflow="ellipsis" if left else "fold", no_wrap=not left
@@ -129,8 +120,9 @@ def latency_table(groups: Sequence[GroupSummary], notes: _Footnotes) -> Table:
 
 
 _RATES: Sequence[tuple[str, str, str]] = (
-    ("sent", "sent\nturns/s", "nothing was sent in the steady phase"),
-    ("finished", "finished\nturns/s", "nothing ended in the steady phase"),
+    ("asked_rate", "asked\nturns/s", "the length of the steady phase is not known"),
+    ("sent_rate", "sent\nturns/s", "nothing was sent in the steady phase"),
+    ("finished_rate", "finished\nturns/s", "nothing ended in the steady phase"),
     ("throughput", "output\ntok/s", "token counts are not known"),
     ("goodput", "goodput\nturns/s", "the plan has no rule on a turn's latency"),
     ("cache_share", "cache\nshare", "the server does not tell cached tokens"),
@@ -194,7 +186,7 @@ def error_examples(turns: Iterable[TurnRecord], classes: Iterable[str]) -> dict[
 
 def error_table(errors: Mapping[str, int], ok_and_failed: int, examples: Mapping[str, str]) -> Table:
     """By class, most frequent first: turns, share, one example."""
-    table = _table("Failed turns of all phases by class", (("class", True), ("turns", False), ("share", False)))
+    table = _table("Failed turns of the steady phase by class", (("class", True), ("turns", False), ("share", False)))
     table.add_column("one of them", overflow="ellipsis", no_wrap=True, ratio=1)
     for name, turns in sorted(errors.items(), key=lambda item: (-item[1], item[0])):
         ratio = turns / ok_and_failed if ok_and_failed else None
@@ -236,7 +228,8 @@ def rule_table(rules: Sequence[RuleResult]) -> Table:
     return table
 
 
-def _emulated_line(console: Console) -> None:
+def print_emulated(console: Console) -> None:
+    """The line that no reader of an emulated run's figures may miss."""
     line = " EMULATED: the target was infersiege's own emulator; the figures say nothing about hardware "
     console.print(Text(line, style="bold black on yellow"))
 
@@ -245,13 +238,14 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
     """The whole summary. `examples`: see `error_examples`."""
     whole = summary.groups[0] if summary.groups else None
     if summary.emulated:
-        _emulated_line(console)
+        print_emulated(console)
     steady = None if whole is None else whole.steady_duration_ns
     title = Text(printable(summary.name), style="bold")
     title.append(f"  run {summary.run_id} · {moment(summary.started_ns)} · steady {span(steady)}", style="dim")
     console.print(title)
-    for reason in summary.invalid:
-        _reason(console, "INVALID", reason, "bold magenta")
+    if not summary.rules:
+        for reason in summary.invalid:
+            _reason(console, "INVALID", reason, "bold magenta")
     for reason in summary.warnings:
         _reason(console, "warning", reason, "yellow")
     if summary.interrupted:
@@ -270,15 +264,24 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
     counts = summary.counts
     if whole is not None and whole.errors:
         console.print()
-        console.print(error_table(whole.errors, counts.ok + counts.failed, examples or {}))
+        console.print(error_table(whole.errors, whole.counts.ok + whole.counts.failed, examples or {}))
     console.print()
     console.print(Text("turns: " + conservation(counts), style="" if counts.conserved() else "bold red"))
     for line in trace_lines(summary):
         console.print(Text("trace: " + line))
     if summary.rules:
         console.print()
-        console.print(rule_table(summary.rules))
-    if summary.verdict is not None:
+        print_rules(summary, console)
+
+
+def print_rules(summary: Summary, console: Console) -> None:
+    """The rules, the verdict and, of an invalid run, why."""
+    console.print(rule_table(summary.rules))
+    for reason in summary.invalid:
+        _reason(console, "INVALID", reason, "bold magenta")
+    if summary.verdict is None:
+        console.print(Text("verdict: none, the plan has no rules of its own", style="dim"))
+    else:
         console.print(Text(f"verdict: {summary.verdict.value.upper()}", style=VERDICT_STYLE[summary.verdict]))
 
 

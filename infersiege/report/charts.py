@@ -1,0 +1,399 @@
+"""Figures of the report as plain plotly dicts: aggregated, rounded, strict JSON; colours of the page come from its CSS.
+
+Every chart also has its message in words (`Chart.words`), for screen readers and for pages without JavaScript.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from infersiege.metrics.definitions import METRICS
+from infersiege.metrics.histogram import Histogram, bucket_bounds
+from infersiege.records import Distribution, GroupSummary, WindowRow
+from infersiege.report.collect import Collected
+from infersiege.report.numbers import SECOND_NS, count, figure, number, share
+from infersiege.rundir import StageFacts
+
+Figure = dict[str, Any]
+
+PALETTE: Sequence[str] = ("#4c8fd6", "#e0913d", "#2fa58d", "#9a78d0", "#d9647c", "#8a9a3b", "#4aa7c4", "#b5835a")
+"""Told apart by people with colour blindness, and readable on white and on near-black."""
+RED = "#d9534f"
+
+BINS_AT_MOST = 135
+_NICE_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
+P95_FLOOR = 20
+"""Fewer turns in a bin give no p95 over time."""
+_CURVE_POINTS = 240
+
+
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of the page. `figure` None: nothing to draw, `words` says why."""
+
+    key: str
+    """Of the element in the page."""
+    title: str
+    caption: str
+    words: str
+    figure: Figure | None
+    wide: bool = False
+
+
+class Bins:
+    """The time axis of all charts: equal bins of whole seconds, counted from the start of the run."""
+
+    def __init__(self, start_second: int, end_second: int) -> None:
+        """The seconds from `start_second` up to and with `end_second`."""
+        span = max(end_second - start_second + 1, 1)
+        self.width = next((width for width in _NICE_SECONDS if span <= width * BINS_AT_MOST), span // BINS_AT_MOST + 1)
+        self.start = start_second
+        self.n = (span - 1) // self.width + 1
+
+    def of(self, second: int) -> int | None:
+        """Index of the bin; None outside of the axis."""
+        index = (second - self.start) // self.width
+        return index if 0 <= index < self.n else None
+
+    @property
+    def middles(self) -> list[float]:
+        """Seconds from the start of the run."""
+        return [(index + 0.5) * self.width for index in range(self.n)]
+
+    def sums(self, pairs: Iterable[tuple[int, float]]) -> list[float]:
+        """Sum by bin of (second, value)."""
+        made = [0.0] * self.n
+        for second, value in pairs:
+            index = self.of(second)
+            if index is not None:
+                made[index] += value
+        return made
+
+    def rates(self, pairs: Iterable[tuple[int, float]]) -> list[float]:
+        """Per second."""
+        return [_short(value / self.width) for value in self.sums(pairs)]
+
+    def means(self, gauge: Mapping[int, int]) -> list[float | None]:
+        """Mean over the bin's seconds that have a value; None without one."""
+        values, seconds = self.sums(gauge.items()), self.sums((second, 1) for second in gauge)
+        return [_short(value / n) if n else None for value, n in zip(values, seconds, strict=True)]
+
+    def histograms(self, pairs: Iterable[tuple[int, Mapping[int, int]]]) -> list[Histogram]:
+        """One per bin, merged from (second, sparse histogram)."""
+        made = [Histogram() for _ in range(self.n)]
+        for second, sparse in pairs:
+            index = self.of(second)
+            if index is not None and sparse:
+                made[index].merge(Histogram.from_sparse(sparse))
+        return made
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else _short(ns / 1e6)
+
+
+# ------------------------------------------------------------------------------------------------------ over time
+
+
+def _layout(y_title: str, **more: Any) -> Figure:
+    return {
+        "margin": {"l": 56, "r": 16, "t": 12, "b": 44},
+        "height": 300,
+        "hovermode": "x unified",
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+        "xaxis": {"title": {"text": "seconds since start"}, "zeroline": False},
+        "yaxis": {"title": {"text": y_title}, "rangemode": "tozero", "zeroline": False},
+        **more,
+    }
+
+
+def _line(name: str, x: Sequence[float], y: Sequence[float | None], color: str, **more: Any) -> Figure:
+    line = {"color": color, "width": 1.8, **more.pop("line", {})}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": x,
+        "y": y,
+        "line": line,
+        "connectgaps": False,
+        **more,
+    }
+
+
+def phase_shapes(stages: Sequence[StageFacts], start_ns: int) -> list[Figure]:
+    """Grey where figures are not counted: each stage's warm-up, and a line at each end of load (drain begins)."""
+    shapes: list[Figure] = []
+    for stage in stages:
+        begin = (stage.started_ns - start_ns) / SECOND_NS
+        steady = (stage.steady_started_ns - start_ns) / SECOND_NS
+        end = (stage.steady_ended_ns - start_ns) / SECOND_NS
+        if steady > begin:
+            shapes.append(_band(begin, steady))
+        shapes.append(_vertical(end, "dot"))
+    return shapes
+
+
+def _band(begin: float, end: float) -> Figure:
+    fill = "rgba(128,128,128,0.14)"
+    where = {"xref": "x", "yref": "paper", "x0": begin, "x1": end, "y0": 0, "y1": 1}
+    return {"type": "rect", **where, "fillcolor": fill, "line": {"width": 0}, "layer": "below"}
+
+
+class Series:
+    """Everything over time, from windows.jsonl's rows."""
+
+    def __init__(
+        self, windows: Sequence[WindowRow], collected: Collected, stages: Sequence[StageFacts], start_ns: int
+    ) -> None:
+        seconds = [row.second for row in windows] + list(collected.tokens_by_second)
+        start = start_ns // SECOND_NS
+        self.bins = Bins(start, max(seconds, default=start))
+        self.windows = windows
+        self.collected = collected
+        self.shapes = phase_shapes(stages, start_ns)
+        self.x = self.bins.middles
+        self._until = self.bins.n * self.bins.width
+
+    def _layout(self, y_title: str, **more: Any) -> Figure:
+        made = _layout(y_title, shapes=self.shapes, **more)
+        made["xaxis"]["range"] = [0, self._until]
+        return made
+
+    def _count(self, what: Callable[[WindowRow], int]) -> list[float]:
+        return self.bins.rates((row.second, what(row)) for row in self.windows)
+
+    def _gauge(self, what: Callable[[WindowRow], int]) -> list[float | None]:
+        by_second: dict[int, int] = {}
+        for row in self.windows:
+            by_second[row.second] = by_second.get(row.second, 0) + what(row)
+        return self.bins.means(by_second)
+
+    def load(self) -> Chart:
+        """Due, sent, finished and failed turns per second."""
+        due, sent = self._count(lambda row: row.due), self._count(lambda row: row.sent)
+        done, failed = self._count(lambda row: row.ok), self._count(lambda row: row.failed)
+        data = [
+            _line("due", self.x, due, PALETTE[1], line={"dash": "dot"}),
+            _line("sent", self.x, sent, PALETTE[0]),
+            _line("finished ok", self.x, done, PALETTE[2]),
+        ]
+        if any(failed):
+            data.append(_line("failed", self.x, failed, RED))
+        return Chart(
+            key="load",
+            title="Asked and delivered load",
+            caption=f"Turns per second, in bins of {self.bins.width} s. "
+            "Where `sent` leaves `due`, the load was not what was asked for.",
+            words=f"Highest rates: due {number(max(due, default=0))}, sent {number(max(sent, default=0))}, "
+            f"finished {number(max(done, default=0))} turns/s.",
+            figure={"data": data, "layout": self._layout("turns/s")},
+            wide=True,
+        )
+
+    def latency(self, name: str) -> Chart:
+        """p50, p95 and maximum of `ttft` or `e2e` by the second in which they were measured."""
+        parts = self.bins.histograms((row.second, getattr(row, name)) for row in self.windows)
+        p50 = [_ms(part.percentile(0.50)) for part in parts]
+        p95 = [_ms(part.percentile(0.95)) if part.n >= P95_FLOOR else None for part in parts]
+        top = [_ms(part.max) for part in parts]
+        title = METRICS[name].title
+        data = [
+            _line("max", self.x, top, PALETTE[1], line={"width": 1, "dash": "dot"}),
+            _line("p95", self.x, p95, PALETTE[3], mode="lines+markers", marker={"size": 3}),
+            _line("p50", self.x, p50, PALETTE[0], mode="lines+markers", marker={"size": 3}),
+        ]
+        worst = max((value for value in p50 if value is not None), default=None)
+        return Chart(
+            key=f"{name}-time",
+            title=f"{title} over time",
+            caption=f"Of the turns in each bin of {self.bins.width} s; p95 where a bin has {P95_FLOOR} turns or more.",
+            words="No turn gave one." if worst is None else f"Highest median of a bin: {number(worst)} ms.",
+            figure=None if worst is None else {"data": data, "layout": self._layout("ms")},
+        )
+
+    def throughput(self) -> Chart:
+        tokens = self.bins.rates(self.collected.tokens_by_second.items())
+        data = [_line("output tokens", self.x, tokens, PALETTE[2], fill="tozeroy", fillcolor="rgba(47,165,141,0.15)")]
+        known = bool(self.collected.tokens_by_second)
+        return Chart(
+            key="throughput",
+            title="Throughput over time",
+            caption="Output tokens by the second in which they arrived; a turn's tokens are spread over its chunks.",
+            words=f"Highest: {number(max(tokens))} tokens/s." if known else "Token counts are not known.",
+            figure={"data": data, "layout": self._layout("tokens/s")} if known else None,
+        )
+
+    def in_flight(self) -> Chart:
+        flying, users = self._gauge(lambda row: row.in_flight), self._gauge(lambda row: row.users)
+        data = [
+            _line("sessions alive", self.x, users, PALETTE[1], line={"dash": "dot"}),
+            _line("turns in flight", self.x, flying, PALETTE[0]),
+        ]
+        known = [value for value in flying if value is not None]
+        return Chart(
+            key="in-flight",
+            title="In flight",
+            caption="Sessions alive include think and tool time; turns in flight are what the server sees.",
+            words=f"At most {number(max(known))} turns in flight (mean of a bin)."
+            if known
+            else "Nothing was in flight.",
+            figure={"data": data, "layout": self._layout("count")} if known else None,
+        )
+
+    def errors(self) -> Chart:
+        """Failed turns by class, stacked."""
+        classes = sorted(self.collected.errors_by_second, key=lambda name: -self.collected.errors[name])
+        data: list[Figure] = []
+        for place, name in enumerate(classes):
+            y = self.bins.sums(self.collected.errors_by_second[name].items())
+            color = RED if place == 0 else PALETTE[place % len(PALETTE)]
+            data.append({"type": "bar", "name": name, "x": self.x, "y": y, "marker": {"color": color}})
+        words = ", ".join(f"{name} {count(self.collected.errors[name])}" for name in classes)
+        layout = self._layout(f"turns in {self.bins.width} s", barmode="stack", bargap=0)
+        return Chart(
+            key="errors-time",
+            title="Errors over time",
+            caption="Failed turns by the second in which they ended, all phases.",
+            words=words or "No turn failed.",
+            figure={"data": data, "layout": layout} if data else None,
+            wide=True,
+        )
+
+
+# --------------------------------------------------------------------------------------------------- distributions
+
+
+def _edges(histogram: Histogram, bars: int = 48) -> list[float]:
+    """Bounds in ns of bars that are equally wide on a logarithmic axis and hold everything."""
+    low = max(bucket_bounds(min(histogram.counts))[0], 1)
+    high = max(bucket_bounds(max(histogram.counts))[1], low + 1)
+    step = (high / low) ** (1 / bars)
+    return [low * step**place for place in range(bars + 1)]
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Labels between two positive values on a logarithmic axis: 1, 2, 5, 10 …, or finer when close together."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1, 2, 3, 4, 5, 6, 8), tuple(step / 10 for step in range(10, 100, 2))):
+        found = [_short(digit * 10.0**exponent) for exponent in exponents for digit in digits]
+        ticks = [tick for tick in found if low <= tick <= high]
+        if len(ticks) >= 4:
+            break
+    return ticks[:: len(ticks) // 12 + 1]
+
+
+def _bars(histogram: Histogram, edges: Sequence[float]) -> list[int]:
+    """Turns per bar. A bucket (0.8 % wide) goes to the bar with its middle."""
+    made = [0] * (len(edges) - 1)
+    place = 0
+    for index in sorted(histogram.counts):
+        low, high = bucket_bounds(index)
+        while place < len(made) - 1 and (low + high) / 2 >= edges[place + 1]:
+            place += 1
+        made[place] += histogram.counts[index]
+    return made
+
+
+def _ecdf(histogram: Histogram) -> tuple[list[float], list[float]]:
+    """(ms, share at or below), thinned to a few hundred points; the last one is (max, 1)."""
+    x: list[float] = []
+    y: list[float] = []
+    seen, written = 0, 0.0
+    for index in sorted(histogram.counts):
+        seen += histogram.counts[index]
+        if seen / histogram.n - written >= 1 / _CURVE_POINTS or seen == histogram.n or not x:
+            written = seen / histogram.n
+            x.append(_short(min(bucket_bounds(index)[1], histogram.max or 0) / 1e6))
+            y.append(_short(written))
+    return x, y
+
+
+def _vertical(x: float, dash: str) -> Figure:
+    line = {"color": "rgba(128,128,128,0.9)", "width": 1, "dash": dash}
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line}
+
+
+def distribution(name: str, parts: Mapping[str, Histogram], found: Distribution | None) -> Chart:
+    """Histogram by scenario, ECDF of all and marks at the summary's percentiles, on a logarithmic axis in ms."""
+    metric = METRICS[name]
+    whole = Histogram.merged(parts.values())
+    unit = "gaps" if name == "gap" else "turns"
+    if whole.n == 0 or found is None:
+        words = f"No ok turn of the steady phase gave a {metric.title}."
+        return Chart(key=f"{name}-shape", title=metric.title, caption=metric.description, words=words, figure=None)
+    edges = _edges(whole)
+    middles = [_short((low * high) ** 0.5 / 1e6) for low, high in itertools.pairwise(edges)]
+    data: list[Figure] = []
+    for place, (scenario, part) in enumerate(sorted(parts.items())):
+        bar = {"type": "bar", "name": scenario, "x": middles, "y": _bars(part, edges)}
+        data.append({**bar, "marker": {"color": PALETTE[place % len(PALETTE)], "opacity": 0.75}})
+        data[-1]["width"] = [_short((high - low) / 1e6) for low, high in itertools.pairwise(edges)]
+    x, y = _ecdf(whole)
+    data.append(_line("share at or below", x, y, "#888888", yaxis="y2", line={"width": 1.6, "shape": "hv"}))
+    marks = [("p50", found.p50), ("p95", found.p95), ("p99", found.p99)]
+    shapes, annotations = [], []
+    for place, (label, value) in enumerate((label, value) for label, value in marks if value is not None and value > 0):
+        shapes.append(_vertical(_short(value), "dash"))
+        annotations.append(_label(value, label, place))
+    axis = {
+        "tickvals": [0, 0.25, 0.5, 0.75, 1],
+        "overlaying": "y",
+        "side": "right",
+        "range": [0, 1.02],
+        "tickformat": ".0%",
+        "showgrid": False,
+        "zeroline": False,
+    }
+    layout = _layout(
+        unit, shapes=shapes, annotations=annotations, barmode="stack", bargap=0, yaxis2=axis, hovermode="closest"
+    )
+    layout["margin"] = {"l": 56, "r": 48, "t": 12, "b": 44}
+    ticks = _ticks(edges[0] / 1e6, edges[-1] / 1e6)
+    layout["xaxis"] = {"title": {"text": "ms (logarithmic)"}, "type": "log", "zeroline": False}
+    layout["xaxis"] |= {"tickvals": ticks, "ticktext": [number(tick) for tick in ticks]}
+    stats = [f"{label} {figure(value, found.unit)}" for label, value in marks if value is not None]
+    failed = f", failed share {share(found.failed_share)}"
+    words = f"n {count(found.n)}{failed}; {', '.join(stats)}, max {figure(found.max, found.unit)}."
+    return Chart(
+        key=f"{name}-shape",
+        title=metric.title,
+        caption=metric.description,
+        words=words,
+        figure={"data": data, "layout": layout},
+    )
+
+
+def _label(value: float, label: str, place: int) -> Figure:
+    """A percentile's name at its line. On a logarithmic axis an annotation is placed by the exponent."""
+    where = {"x": round(math.log10(value), 4), "xref": "x", "y": 1 - 0.09 * place, "yref": "paper"}
+    return {
+        **where,
+        "text": label,
+        "showarrow": False,
+        "xanchor": "left",
+        "yanchor": "top",
+        "xshift": 2,
+        "font": {"size": 10},
+    }
+
+
+def shapes_of(collected: Collected, metric: str) -> dict[str, Histogram]:
+    """scenario -> distribution."""
+    return {scenario: part for (scenario, name), part in collected.shapes.items() if name == metric}
+
+
+def distributions(collected: Collected, whole: GroupSummary) -> list[Chart]:
+    """TTFT, TPOT, gap and E2E."""
+    return [
+        distribution(name, shapes_of(collected, name), whole.distributions.get(name))
+        for name in ("ttft", "tpot", "gap", "e2e")
+    ]

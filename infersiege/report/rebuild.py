@@ -1,0 +1,169 @@
+"""From a run directory to its summary and report: everything comes from turns.jsonl and plan.json alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from infersiege import gate
+from infersiege.errors import RunDirectoryError
+from infersiege.metrics.facts import AskedLoad, RunFacts, SteadyWindow
+from infersiege.metrics.summary import summarise
+from infersiege.metrics.windows import windows
+from infersiege.plan.schema import Plan
+from infersiege.records import EventRow, Summary, TurnRecord, Verdict, WindowRow
+from infersiege.report.collect import Collected
+from infersiege.report.html import render
+from infersiege.rundir import PlanFile, RunDirectory
+
+NOT_ENDED = "the run did not end by itself (crash or kill): what its workers still held is missing; run it again"
+
+
+class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one pass over the turns gives."""
+
+    summary: Summary
+    plan: PlanFile
+    windows: tuple[WindowRow, ...]
+    collected: Collected
+    events: tuple[EventRow, ...]
+
+    @property
+    def examples(self) -> Mapping[str, str]:
+        """error_class -> one detail, for `tables.print_summary`."""
+        return self.collected.examples
+
+
+class _Span:
+    """First and last instant that any turn knows: when a run without an end began and ended."""
+
+    def __init__(self) -> None:
+        self.first_ns: int | None = None
+        self.last_ns: int | None = None
+
+    def add(self, turn: TurnRecord) -> None:
+        last = max(at for at in (turn.due_ns, turn.sent_ns, turn.closed_ns) if at is not None)
+        self.first_ns = turn.due_ns if self.first_ns is None else min(self.first_ns, turn.due_ns)
+        self.last_ns = last if self.last_ns is None else max(self.last_ns, last)
+
+
+def _loads(plan: Plan, stages: Sequence[str]) -> Iterator[AskedLoad]:
+    """What the plan asked for, by stage."""
+    load = plan.load
+    if not load.stages:
+        yield AskedLoad(mode=load.mode, users=load.users, rate=load.rate)
+    for name, stage in zip(stages, load.stages, strict=False):
+        yield AskedLoad(mode=load.mode, stage=name, users=stage.users, rate=stage.rate)
+
+
+def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequence[str] = ()) -> RunFacts:
+    """The facts of plan.json in the form that metrics take. `noticed`: what was wrong with the files.
+
+    Raises RunDirectoryError when the plan inside can't be read.
+    """
+    plan = file.typed_plan()
+    return RunFacts(
+        run_id=file.run_id,
+        name=file.name,
+        started_ns=started_ns,
+        ended_ns=ended_ns,
+        interrupted=file.interrupted,
+        emulated=tuple(name for name, channel in file.channels.items() if channel.emulated),
+        steady=tuple(
+            SteadyWindow(
+                stage=stage.name, start_ns=stage.steady_started_ns, end_ns=min(stage.steady_ended_ns, ended_ns)
+            )
+            for stage in file.stages
+        ),
+        loads=tuple(_loads(plan, [stage.name for stage in file.stages])),
+        limits=gate.request_limits(plan.slos),
+        cuts=gate.cuts(plan.slos),
+        streamed={name: channel.stream for name, channel in plan.channels.items()},
+        cache_hints={name: channel.cache_hint for name, channel in file.channels.items() if channel.cache_hint},
+        planned_turns=file.planned_turns,
+        traces=file.traces,
+        workers=file.workers,
+        invalid=(*file.invalid, *((NOT_ENDED,) if file.ended_ns is None else ())),
+        warnings=(*file.warnings, *noticed),
+    )
+
+
+def _watched(turns: Iterable[TurnRecord], watchers: Sequence[Collected | _Span]) -> Iterator[TurnRecord]:
+    """The same turns, seen by the watchers on the way: one pass for all."""
+    for turn in turns:
+        for watcher in watchers:
+            watcher.add(turn)
+        yield turn
+
+
+def read(run: RunDirectory) -> Rebuilt:
+    """Read the run and put its figures together; writes nothing.
+
+    Two passes over the turns, none of which is kept. Raises RunDirectoryError: a file is missing, damaged or of a newer
+    schema.
+    """
+    file = run.read_plan()
+    noticed: list[str] = []
+    collected, seen = Collected(), _Span()
+    rows = windows(_watched(run.read_turns(noticed.append), (collected, seen)))
+    events = _events(run, noticed)
+    started_ns = next((at for at in (file.started_ns, seen.first_ns) if at is not None), file.created_ns)
+    ended_ns = next((at for at in (file.ended_ns, seen.last_ns) if at is not None), started_ns)
+    facts = run_facts(file, started_ns=started_ns, ended_ns=ended_ns, noticed=noticed)
+    summary = summarise(run.read_turns(), facts)
+    return Rebuilt(summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events)
+
+
+def _events(run: RunDirectory, noticed: list[str]) -> tuple[EventRow, ...]:
+    """Events only tell more: damage there is a warning, and the run can still be read."""
+    events: list[EventRow] = []
+    try:
+        events.extend(run.read_events())
+    except RunDirectoryError as error:
+        noticed.append(f"{error}; events are left out")
+    return tuple(events)
+
+
+def judged(found: Rebuilt, *, gated: bool) -> Rebuilt:
+    """The same with rules, verdict and exit code in its summary.
+
+    `gated`: broken rules count in the exit code. Otherwise they are shown, and only an invalid, an interrupted or an
+    all-failed run has a code other than 0. A plan without rules gets no verdict from the built-in ones alone, unless
+    they fail.
+    """
+    slos = found.plan.typed_plan().slos
+    summary = found.summary
+    rules = gate.judge(slos, summary)
+    verdict = gate.overall(summary, rules)
+    summary = msgspec.structs.replace(
+        summary,
+        rules=rules,
+        verdict=verdict if gated or slos or verdict is not Verdict.PASS else None,
+        exit_code=int(gate.exit_code(summary, rules, gated=gated)),
+    )
+    return msgspec.structs.replace(found, summary=summary)
+
+
+def rebuild(run: RunDirectory) -> Summary:
+    """The summary of a run, rules judged, from its turns and its plan; writes nothing. Raises as `read`."""
+    return judged(read(run), gated=False).summary
+
+
+def finish(run: RunDirectory, *, gated: bool = False) -> Summary:
+    """`read`, `judged` and `write`: the same for a run that ends, for `report` and for `gate`.
+
+    Raises as `read`, and UsageError when a file can't be written.
+    """
+    return write(run, judged(read(run), gated=gated))
+
+
+def write(run: RunDirectory, found: Rebuilt) -> Summary:
+    """Write windows.jsonl, summary.json and report.html; returns the summary.
+
+    Raises UsageError when a file can't be written.
+    """
+    run.write_windows(found.windows)
+    run.write_summary(found.summary)
+    run.write_report(render(found.summary, found.plan, found.windows, found.collected, found.events))
+    return found.summary
