@@ -141,7 +141,8 @@ def emulate(until_stdin_closes: bool, **values: Any) -> None:
     """Serve a fake engine with a stated model of continuous batching.
 
     It speaks vLLM's chat API and metrics on a real socket; no model runs, and every answer says so in the header
-    x-infersiege-emulated. Expected TTFT and TPOT follow from the options by the equations of docs/emulator.md. Ctrl-C ends it.
+    x-infersiege-emulated. Expected TTFT and TPOT follow from the options by the equations of docs/emulator.md. Ctrl-C
+    ends it.
     """
     settings = _settings(values)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -29,11 +29,6 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def _escaped(piece: str) -> bytes:
-    """A token inside a JSON string. Each character on its own, so that escaped pieces can be joined."""
-    return _json(piece)[1:-1]
-
-
 def usage_of(prompt: int, output: int, cached: int | None) -> dict[str, Any]:
     """OpenAI's usage object; `cached` None leaves the details out."""
     usage: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
@@ -48,7 +43,10 @@ class Frames:
     def __init__(self, answer_id: str, created: int, model: str, pieces: Sequence[str], tool: str | None) -> None:
         self._base = {"id": answer_id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._opening = b"data: " + _json(self._base)[:-1] + b',"choices":[{"index":0,"delta":'
-        self._pieces = [_escaped(piece) for piece in pieces]
+        self._pieces = pieces
+        joined = "".join(pieces)
+        self._plain = joined.isprintable() and '"' not in joined and "\\" not in joined
+        """Nothing to escape: the usual case, and half a millisecond less for a long answer."""
         self._tool = tool
         self._call_id = f"chatcmpl-tool-{answer_id[9:]}"
         self._content = self._opening + b'{"content":"'
@@ -71,7 +69,7 @@ class Frames:
         self, start: int, stop: int, finish: str | None, usage: dict[str, Any] | None, *, reasoning: bool = False
     ) -> bytes:
         """The SSE event (not yet an HTTP chunk) of tokens start..stop; an answer's last has the finish reason."""
-        text = self._pieces[start] if stop - start == 1 else b"".join(self._pieces[start:stop])
+        text = self._escaped(start, stop)
         if self._tool is not None:
             delta = self._call_delta(start, stop, text)
         elif reasoning:
@@ -84,6 +82,11 @@ class Frames:
         tail = b"" if usage is None else b',"usage":' + _json(usage)
         return delta + b',"logprobs":null,"finish_reason":' + ending + b',"token_ids":null}]' + tail + b"}\n\n"
 
+    def _escaped(self, start: int, stop: int) -> bytes:
+        """Tokens as they stand inside a JSON string."""
+        text = self._pieces[start] if stop - start == 1 else "".join(self._pieces[start:stop])
+        return text.encode() if self._plain else _json(text)[1:-1]
+
     def _call_delta(self, start: int, stop: int, text: bytes) -> bytes:
         if start > 0:
             return self._arguments + text + b'"}}]}'
@@ -91,7 +94,7 @@ class Frames:
         call = {"id": self._call_id, "type": "function", "index": 0, "function": function}
         delta = _json({"content": None, "tool_calls": [call]})
         if stop > 1:  # the whole call in one chunk
-            arguments = b"".join(self._pieces[1:stop])
+            arguments = self._escaped(1, stop)
             delta = delta[: -len(b"}}]}")] + b',"arguments":"' + arguments + b'"}}]}'
         return self._opening + delta
 

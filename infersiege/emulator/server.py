@@ -22,6 +22,7 @@ from infersiege.emulator.metrics import Metrics
 from infersiege.emulator.model import Engine, QueueFullError, Sequence, Step
 from infersiege.emulator.reply import STREAM_HEADERS, Reply
 from infersiege.emulator.settings import EmulatorSettings
+from infersiege.emulator.text import corpus_of
 from infersiege.emulator.truthlog import RequestTruth, TruthLog
 from infersiege.errors import UsageError
 
@@ -75,6 +76,8 @@ class EmulatorServer:
 
     async def start(self) -> int:
         """Listen; gives the port. Raises UsageError when the address can't be had."""
+        for chinese in (False, True):
+            corpus_of(chinese)  # built now, not inside somebody's time to first token
         host, port = self.settings.host, self.settings.port
         loop = asyncio.get_running_loop()
         try:
