@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from infersiege.plan.load import load_plan
+
 ROOT = Path(__file__).parents[1]
 GENERATED = {".git", ".venv", "build", "dist", "runs", ".demo", "__pycache__"}
 
@@ -111,10 +113,26 @@ def test_every_example_calls_a_command_and_options_that_exist() -> None:
 
 
 def test_every_help_has_an_example_of_its_own() -> None:
-    lacking = [
-        shlex.join(command) for command in commands() if f"infersiege {shlex.join(command)}" not in help_of(*command)
-    ]
-    assert lacking == []
+    shown = {command: " ".join(help_of(*command).split()) for command in commands()}
+    assert [command for command, text in shown.items() if f"infersiege {shlex.join(command)}" not in text] == []
+
+
+def plans() -> Iterator[tuple[str, str]]:
+    """Every TOML block of a document that is a whole plan, and every plan among the examples."""
+    for path in MARKDOWN:
+        blocks = re.findall(r"^```toml\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        for number, block in enumerate(blocks):
+            if "[channel." in block and "[[workload]]" in block:
+                yield f"{name_of(path)} block {number}", block
+    for path in sorted((ROOT / "examples" / "plans").glob("*.toml")):
+        yield name_of(path), path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "text"), list(plans()), ids=lambda value: value if "\n" not in value else "")
+def test_every_plan_that_is_shown_can_be_loaded(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(text, encoding="utf-8")
+    keys = dict.fromkeys(re.findall(r'api_key_env = "(\w+)"', text), "a-key")
+    assert load_plan(tmp_path / "plan.toml", (), keys).workloads
 
 
 def test_every_make_target_in_the_documents_exists() -> None:
