@@ -166,10 +166,17 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list):  # FastAPI's list of faults
-        return "; ".join(_text(item.get("msg", item)) if isinstance(item, dict) else _text(item) for item in value[:5])
+        return "; ".join(_written(item.get("msg", item) if isinstance(item, dict) else item) for item in value[:5])
     if isinstance(value, dict) and isinstance(value.get("message"), str):
         return str(value["message"])
-    return str(value)
+    return _written(value)
+
+
+def _written(value: object) -> str:
+    try:
+        return str(value)
+    except RecursionError:
+        return "[nested beyond reason]"
 
 
 def _key(word: str) -> str:

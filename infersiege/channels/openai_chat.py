@@ -133,7 +133,7 @@ class OpenAIChatDecoder:
         if flags and not self._seen_text:
             self._seen_text = True
             self._first_chunk_tokens = told or None
-        if chunk.error:
+        if chunk.error and choices:  # without choices the whole object is read as an error
             flags |= self._error({"error": chunk.error})
         if self._model is None:
             self._learn_model(chunk)
