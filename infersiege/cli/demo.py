@@ -1,0 +1,42 @@
+"""`infersiege demo`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+PLAN = Path(__file__).with_name("demo.toml")
+EMULATOR = ("--preset", "small", "--max-num-seqs", "32")
+
+
+@click.command(epilog="Example: infersiege demo --out runs/demo")
+@click.option("--out", type=click.Path(path_type=Path), help="The run directory itself; default: runs/<time>-demo.")
+@click.option("--duration", default="45s", show_default=True, help="How long to offer the load.")
+@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Worker processes.")
+def demo(out: Path | None, duration: str, workers: int) -> None:
+    """Run three workloads against the built-in emulator, with two worker processes, and write a report.
+
+    Nothing else is needed: no GPU, no model, no network. The figures are the emulator's and say nothing about hardware.
+    """
+    from infersiege.swarm.patching import patch
+
+    patch()
+    from rich.console import Console
+
+    from infersiege.emulator.process import EmulatorProcess
+    from infersiege.plan.load import load_plan
+    from infersiege.swarm.run import RunOptions, run_plan
+
+    console = Console()
+    with EmulatorProcess(*EMULATOR) as emulator:
+        overrides = (f"channel.emulator.base_url={emulator.base_url}", f"run.duration={duration}")
+        plan = load_plan(PLAN, overrides, os.environ)
+        options = RunOptions(
+            out=out, workers=workers, expect_workers=None, bind="127.0.0.1:0", wait_for_target_ns=0, gated=True
+        )
+        result = run_plan(plan, options, console, os.environ)
+    console.print("next: start your engine and run one of examples/plans/*.toml", highlight=False)
+    sys.exit(result.summary.exit_code)
