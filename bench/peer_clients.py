@@ -25,6 +25,7 @@ class Load(msgspec.Struct, frozen=True):
     """What every client is asked to do."""
 
     port: int
+    """Of the server; 0 until it runs."""
     streams: int
     """Read at the same time, each on a connection of its own."""
     requests: int

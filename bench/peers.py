@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import socket
 import statistics
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from peer_clients import CLIENTS, HOST, Load, Reading
 
 BENCH = Path(__file__).parent
 SOURCE = BENCH / "rig" / "sseserver.c"
-PORT = 18120
 OURS = "infersiege"
 
 # Of the server's own log, see rec_t in rig/sseserver.c.
@@ -37,7 +37,8 @@ LOG_PAGE_BYTES = 4096
 class Server:
     """The rig's server, while it runs. Its times are CLOCK_MONOTONIC, as every client's here."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, port: int, log: Path) -> None:
+        self.port = port
         self._log = log
 
     def reset(self) -> None:
@@ -51,7 +52,7 @@ class Server:
         return {record["id"].decode(): int(record["first"]) for record in records}
 
     def _get(self, path: str) -> bytes:
-        connection = http.client.HTTPConnection(HOST, PORT, timeout=10)
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=10)
         try:
             connection.request("GET", path)
             return connection.getresponse().read()
@@ -62,13 +63,15 @@ class Server:
 @contextlib.contextmanager
 def server(event_rate: float, folder: Path) -> Iterator[Server]:
     """Compile and start it. Streams are paced with 30 % jitter, so that they don't march in step."""
+    with socket.create_server((HOST, 0)) as probe:
+        port = probe.getsockname()[1]
     program = folder / "sseserver"
     subprocess.run(["gcc", "-O2", "-o", str(program), str(SOURCE), "-lm"], check=True)
     pacing = ["--ttft", "50", "--ttft_j", "0.5", "--itl", str(1000 / event_rate), "--itl_j", "0.3"]
     command = [
         str(program),
         "--port",
-        str(PORT),
+        str(port),
         "--log",
         str(folder / "log"),
         "--maxrec",
@@ -78,13 +81,13 @@ def server(event_rate: float, folder: Path) -> Iterator[Server]:
     ]
     process = subprocess.Popen([*command, *pacing], stderr=subprocess.DEVNULL)
     try:
-        started = Server(folder / "log.rec")
+        started = Server(port, folder / "log.rec")
         for _ in range(100):
             with contextlib.suppress(OSError):
                 started.reset()
                 break
             if process.poll() is not None:
-                raise SystemExit(f"error: the server ended at once; is port {PORT} taken?")
+                raise SystemExit(f"error: the server ended at once with {process.returncode}")
             time.sleep(0.05)
         yield started
     finally:
@@ -104,6 +107,7 @@ class Round(msgspec.Struct, frozen=True):
 def read_once(name: str, load: Load, running: Server) -> tuple[Round, str]:
     """Run one client; its figures and its version. SystemExit when it failed or missed events."""
     running.reset()
+    load = msgspec.structs.replace(load, port=running.port)
     command = [sys.executable, str(BENCH / "peer_clients.py"), name, msgspec.json.encode(load).decode()]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if ended.returncode:
@@ -162,7 +166,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--client", action="append", choices=list(CLIENTS), help="only these (may be repeated)")
     options = parser.parse_args()
-    load = Load(port=PORT, streams=options.streams, requests=options.requests, tokens=options.tokens)
+    load = Load(port=0, streams=options.streams, requests=options.requests, tokens=options.tokens)
     results, versions = measure(options.client or list(CLIENTS), load, options.rounds, options.rate)
     print(
         f"{load.streams} streams of {options.rate:.0f} events/s, {load.requests} × {load.tokens} events each, ", end=""
