@@ -281,7 +281,7 @@ def _session(
 
 
 def write_run(path: Path, rows: list[TurnRecord], plan_: Plan | None = None, *, emulated: bool = True) -> RunDirectory:
-    """A finished run directory of these turns, open for reading."""
+    """A finished run directory of these turns, its files closed."""
     plan_ = plan() if plan_ is None else plan_
     run = RunDirectory.create(path, name=plan_.run.name or "", now_ns=START_NS)
     sessions: dict[str, int] = {"agent": 0, "short-qa": 0}
@@ -289,4 +289,5 @@ def write_run(path: Path, rows: list[TurnRecord], plan_: Plan | None = None, *, 
         sessions[row.scenario] = sessions.get(row.scenario, 0) + (row.turn == 0)
     run.write_plan(plan_file(plan_, turns=len(rows), emulated=emulated, sessions=sessions))
     run.append_turn_lines(msgspec.json.Encoder().encode_lines(rows))
+    run.close()
     return run

@@ -16,7 +16,7 @@ from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.histogram import Histogram, bucket_bounds
 from infersiege.records import Distribution, GroupSummary, WindowRow
 from infersiege.report.collect import Collected
-from infersiege.report.numbers import SECOND_NS, count, figure, number, share
+from infersiege.report.numbers import SECOND_NS, count, figure, milliseconds, number, share
 from infersiege.rundir import StageFacts
 
 Figure = dict[str, Any]
@@ -192,7 +192,7 @@ class Series:
             key="load",
             title="Asked and delivered load",
             caption=f"Turns per second, in bins of {self.bins.width} s. "
-            "Where `sent` leaves `due`, the load was not what was asked for.",
+            "Where sent leaves due, the load was not what was asked for.",
             words=f"Highest rates: due {number(max(due, default=0))}, sent {number(max(sent, default=0))}, "
             f"finished {number(max(done, default=0))} turns/s.",
             figure={"data": data, "layout": self._layout("turns/s")},
@@ -271,6 +271,16 @@ class Series:
 
 # --------------------------------------------------------------------------------------------------- distributions
 
+_SHARE_AXIS: Figure = {
+    "overlaying": "y",
+    "side": "right",
+    "range": [0, 1.02],
+    "tickvals": [0, 0.25, 0.5, 0.75, 1],
+    "tickformat": ".0%",
+    "showgrid": False,
+    "zeroline": False,
+}
+
 
 def _edges(histogram: Histogram, bars: int = 48) -> list[float]:
     """Bounds in ns of bars that are equally wide on a logarithmic axis and hold everything."""
@@ -280,15 +290,24 @@ def _edges(histogram: Histogram, bars: int = 48) -> list[float]:
     return [low * step**place for place in range(bars + 1)]
 
 
+_DIGITS = ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), tuple(step / 10 for step in range(10, 100, 2)))
+
+
 def _ticks(low: float, high: float) -> list[float]:
-    """Labels between two positive values on a logarithmic axis: 1, 2, 5, 10 …, or finer when close together."""
+    """Four to eight labels between two positive values on a logarithmic axis: 1, 2, 5, 10 …, or finer."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for digits in ((1, 2, 5), (1, 2, 3, 4, 5, 6, 8), tuple(step / 10 for step in range(10, 100, 2))):
+    ticks: list[float] = []
+    for digits in _DIGITS:
         found = [_short(digit * 10.0**exponent) for exponent in exponents for digit in digits]
         ticks = [tick for tick in found if low <= tick <= high]
         if len(ticks) >= 4:
             break
-    return ticks[:: len(ticks) // 12 + 1]
+    apart = math.log(high / low) / 8
+    kept: list[float] = []
+    for tick in ticks:
+        if not kept or math.log(tick / kept[-1]) >= apart:
+            kept.append(tick)
+    return kept
 
 
 def _bars(histogram: Histogram, edges: Sequence[float]) -> list[int]:
@@ -323,53 +342,70 @@ def _vertical(x: float, dash: str) -> Figure:
 
 
 def distribution(name: str, parts: Mapping[str, Histogram], found: Distribution | None) -> Chart:
-    """Histogram by scenario, ECDF of all and marks at the summary's percentiles, on a logarithmic axis in ms."""
+    """A metric's distribution, with marks at the summary's percentiles."""
     metric = METRICS[name]
+    if found is None:
+        marks, words = [], ""
+    else:
+        marks = [(stat, milliseconds(getattr(found, stat), found.unit)) for stat in ("p50", "p95", "p99")]
+        stats = [f"{stat} {number(value)} ms" for stat, value in marks if value is not None]
+        words = f"n {count(found.n)}, failed share {share(found.failed_share)}; {', '.join(stats)}, "
+        words += f"max {figure(found.max, found.unit)}."
+    return _shape(name, metric.title, metric.description, parts, marks, words)
+
+
+def slack(parts: Mapping[str, Histogram]) -> Chart:
+    """How wide the doubt of the first token's time is."""
     whole = Histogram.merged(parts.values())
-    unit = "gaps" if name == "gap" else "turns"
-    if whole.n == 0 or found is None:
-        words = f"No ok turn of the steady phase gave a {metric.title}."
-        return Chart(key=f"{name}-shape", title=metric.title, caption=metric.description, words=words, figure=None)
+    marks = [(stat, _ms(whole.percentile(q))) for stat, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))]
+    stats = [f"{stat} {number(value)} ms" for stat, value in marks if value is not None]
+    words = f"n {count(whole.n)}; {', '.join(stats)}, max {figure(whole.max, 'ns')}."
+    caption = (
+        "How much earlier the first token may have arrived than its stamp says: several segments waited in the socket. "
+        "Above 1 ms for more than 1 % of the turns, the load generator itself is the limit."
+    )
+    return _shape("slack", "Doubt of the first token's time", caption, parts, marks, words)
+
+
+def _shape(
+    name: str,
+    title: str,
+    caption: str,
+    parts: Mapping[str, Histogram],
+    marks: Sequence[tuple[str, float | None]],
+    words: str,
+) -> Chart:
+    """Histogram by scenario, ECDF of all and marked percentiles, on a logarithmic axis in ms."""
+    whole = Histogram.merged(parts.values())
+    key = f"{name}-shape"
+    if whole.n == 0:
+        none = "No ok turn of the steady phase gave one."
+        return Chart(key=key, title=title, caption=caption, words=none, figure=None)
     edges = _edges(whole)
     middles = [_short((low * high) ** 0.5 / 1e6) for low, high in itertools.pairwise(edges)]
+    widths = [_short((high - low) / 1e6) for low, high in itertools.pairwise(edges)]
     data: list[Figure] = []
     for place, (scenario, part) in enumerate(sorted(parts.items())):
-        bar = {"type": "bar", "name": scenario, "x": middles, "y": _bars(part, edges)}
-        data.append({**bar, "marker": {"color": PALETTE[place % len(PALETTE)], "opacity": 0.75}})
-        data[-1]["width"] = [_short((high - low) / 1e6) for low, high in itertools.pairwise(edges)]
+        marker = {"color": PALETTE[place % len(PALETTE)], "opacity": 0.75}
+        bar = {"type": "bar", "name": scenario, "x": middles, "y": _bars(part, edges), "width": widths}
+        data.append({**bar, "marker": marker})
     x, y = _ecdf(whole)
-    data.append(_line("share at or below", x, y, "#888888", yaxis="y2", line={"width": 1.6, "shape": "hv"}))
-    marks = [("p50", found.p50), ("p95", found.p95), ("p99", found.p99)]
-    shapes, annotations = [], []
-    for place, (label, value) in enumerate((label, value) for label, value in marks if value is not None and value > 0):
-        shapes.append(_vertical(_short(value), "dash"))
-        annotations.append(_label(value, label, place))
-    axis = {
-        "tickvals": [0, 0.25, 0.5, 0.75, 1],
-        "overlaying": "y",
-        "side": "right",
-        "range": [0, 1.02],
-        "tickformat": ".0%",
-        "showgrid": False,
-        "zeroline": False,
-    }
+    data.append(_line("cumulative", x, y, "#888888", yaxis="y2", line={"width": 1.6, "shape": "hv"}))
+    known = [(label, value) for label, value in marks if value is not None and value > 0]
     layout = _layout(
-        unit, shapes=shapes, annotations=annotations, barmode="stack", bargap=0, yaxis2=axis, hovermode="closest"
+        "gaps" if name == "gap" else "turns",
+        shapes=[_vertical(_short(value), "dash") for _, value in known],
+        annotations=[_label(value, label, place) for place, (label, value) in enumerate(known)],
+        barmode="stack",
+        bargap=0,
+        hovermode="closest",
+        yaxis2=_SHARE_AXIS,
     )
-    layout["margin"] = {"l": 56, "r": 48, "t": 12, "b": 44}
+    layout["margin"]["r"] = 48
     ticks = _ticks(edges[0] / 1e6, edges[-1] / 1e6)
     layout["xaxis"] = {"title": {"text": "ms (logarithmic)"}, "type": "log", "zeroline": False}
-    layout["xaxis"] |= {"tickvals": ticks, "ticktext": [number(tick) for tick in ticks]}
-    stats = [f"{label} {figure(value, found.unit)}" for label, value in marks if value is not None]
-    failed = f", failed share {share(found.failed_share)}"
-    words = f"n {count(found.n)}{failed}; {', '.join(stats)}, max {figure(found.max, found.unit)}."
-    return Chart(
-        key=f"{name}-shape",
-        title=metric.title,
-        caption=metric.description,
-        words=words,
-        figure={"data": data, "layout": layout},
-    )
+    layout["xaxis"] |= {"tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks], "tickangle": 0}
+    return Chart(key=key, title=title, caption=caption, words=words, figure={"data": data, "layout": layout})
 
 
 def _label(value: float, label: str, place: int) -> Figure:

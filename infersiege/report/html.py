@@ -12,9 +12,8 @@ import msgspec
 import plotly.offline
 
 from infersiege.metrics.definitions import METRICS
-from infersiege.metrics.histogram import Histogram
 from infersiege.records import EventRow, Summary, WindowRow
-from infersiege.report.charts import Series, distribution, distributions, shapes_of
+from infersiege.report.charts import Chart, Series, distribution, distributions, shapes_of, slack
 from infersiege.report.collect import Collected
 from infersiege.report.headline import VERDICTS, cards, emulated, verdict
 from infersiege.report.markup import absent, grid, items, script_json, section, table, text
@@ -216,22 +215,11 @@ def text_block(plan: PlanFile) -> str:
     return f"<pre>{escape(encoded)}</pre>"
 
 
-def _health(summary: Summary, collected: Collected) -> str:
+def _health(summary: Summary, collected: Collected, charts: Sequence[Chart]) -> str:
     """Whether the load generator itself was fit: how late it was, how sure its first-token stamps are."""
-    charts = [
-        distribution(
-            name, shapes_of(collected, name), summary.groups[0].distributions.get(name) if summary.groups else None
-        )
-        for name in ("lateness",)
-    ]
     stamps = ", ".join(f"{name} {count(turns)}" for name, turns in summary.stamp_source.items()) or "none"
     tokens = ", ".join(f"{name} {count(turns)}" for name, turns in summary.tokens_from.items()) or "none"
-    slack = Histogram.merged(shapes_of(collected, "slack").values())
     rows = [("Stamps from", text(stamps)), ("Token counts from", text(tokens))]
-    if slack.n:
-        p50, p99 = slack.percentile(0.5) or 0, slack.percentile(0.99) or 0
-        wide = f"p50 {figure(p50, 'ns')}, p99 {figure(p99, 'ns')}, max {figure(slack.max, 'ns')} (n {count(slack.n)})"
-        rows.append(("Doubt of the first token's time", text(wide)))
     if collected.flags:
         flags = sorted(collected.flags.items(), key=lambda item: -item[1])
         rows.append(("Oddities", text(", ".join(f"{name} {count(turns)}" for name, turns in flags))))
@@ -298,8 +286,12 @@ def render(
     load = [series.load(), series.throughput(), series.in_flight()]
     latency = [series.latency("ttft"), series.latency("e2e")]
     errors = [series.errors()]
-    charts = [*shapes, *load, *latency, *errors]
-    health = _health(summary, collected)
+    lateness = whole.distributions.get("lateness") if whole is not None else None
+    health = [
+        distribution("lateness", shapes_of(collected, "lateness"), lateness),
+        slack(shapes_of(collected, "slack")),
+    ]
+    charts = [*shapes, *load, *latency, *errors, *health]
     sections = [
         ("figures", "Figures", cards(whole) if whole is not None else '<p class="soft">Nothing was measured.</p>'),
         ("groups", "By scenario and channel", _latency_table(summary), _load_table(summary), _group_notes(summary)),
@@ -308,7 +300,7 @@ def render(
         ("latency", "Latency", grid([*shapes, *latency]), _by_turn(collected)),
         ("errors", "Errors", grid(errors), _errors(collected, summary)),
         ("slowest", "Slowest turns", _slowest(collected, summary.started_ns)),
-        ("health", "Load generator", health),
+        ("health", "Load generator", _health(summary, collected, health)),
         ("account", "Nothing lost", _conservation(summary), _events(events, summary.started_ns)),
         ("plan", "What was run", _what_was_run(plan, summary)),
         ("glossary", "Words and formulas", _glossary()),

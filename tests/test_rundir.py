@@ -1,0 +1,323 @@
+"""The run directory: whole rows or none, torn tails told apart from damage, errors that name file, line and remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records_sample import START_NS, plan, plan_file, records, write_run
+
+from infersiege.errors import ExitCode, InternalError, RunDirectoryError, RunInvalidError, UsageError
+from infersiege.records import SCHEMA_VERSION, EventRow, Phase, TurnRecord, WindowRow
+from infersiege.report import finish
+from infersiege.report.schema import FILES, schemas, text_of
+from infersiege.rundir import PLAN, SUMMARY, TURNS, PlanFile, RunDirectory, default_path, slug
+
+SCHEMAS = Path(__file__).parents[1] / "docs" / "schema"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    with RunDirectory.create(tmp_path / "run", name="x", now_ns=START_NS) as made:
+        yield made
+
+
+def lines(rows: list[TurnRecord]) -> bytes:
+    return msgspec.json.Encoder().encode_lines(rows)
+
+
+@pytest.fixture(scope="module")
+def few() -> list[TurnRecord]:
+    return records(2, steady_s=20)
+
+
+# ---------------------------------------------------------------------------------------------------------- naming
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "why"),
+    [
+        ("qwen3-8b on vllm", "qwen3-8b-on-vllm", "words joined"),
+        ("A/B ../../etc", "a-b-etc", "no way out of runs/"),
+        ("</script><img onerror>", "script-img-onerror", "nothing that a shell or a page takes for more"),
+        ("压测 一", "压测-一", "other scripts are letters too"),
+        ("llama 3.1 8B", "llama-3.1-8b", "versions keep their point"),
+        ("...", "run", "never empty, never hidden"),
+        ("x" * 300, "x" * 60, "file names have a limit"),
+    ],
+)
+def test_slug(name: str, expected: str, why: str) -> None:
+    assert slug(name) == expected, why
+
+
+def test_default_path_is_new_when_two_runs_begin_in_one_second(tmp_path: Path) -> None:
+    first = default_path("Night run", START_NS, tmp_path)
+    assert first.name == "20260921T141320Z-night-run"
+    first.mkdir()
+    assert default_path("Night run", START_NS, tmp_path).name == "20260921T141320Z-night-run-2"
+
+
+# -------------------------------------------------------------------------------------------------- create and open
+
+
+def test_create_refuses_what_would_be_written_over(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(RunDirectoryError, match=r"is not empty \(it holds mine\.txt\)") as caught:
+        RunDirectory.create(tmp_path, name="x", now_ns=START_NS)
+    assert "--out" in (caught.value.hint or "") and caught.value.exit_code is ExitCode.USAGE
+    RunDirectory.create(tmp_path / "run", name="x", now_ns=START_NS).close()
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        RunDirectory.create(tmp_path / "run", name="x", now_ns=START_NS)
+
+
+def test_create_on_a_file(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunDirectoryError, match="is a file, not a directory"):
+        RunDirectory.create(tmp_path / "run", name="x", now_ns=START_NS)
+
+
+def test_open_says_what_is_there_instead(tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="no such run directory"):
+        RunDirectory.open(tmp_path / "nowhere")
+    run = write_run(tmp_path / "runs" / "a", [])
+    with pytest.raises(RunDirectoryError, match=r"has no plan\.json") as caught:
+        RunDirectory.open(tmp_path / "runs")
+    assert str(run.path) in (caught.value.hint or "")
+    with pytest.raises(RunDirectoryError, match="is a file") as caught:
+        RunDirectory.open(run.path / PLAN)
+    assert str(run.path) in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected", "why"),
+    [
+        (b"{", r"plan\.json: ", "cut off"),
+        (b'{"schema_version": "1"}', r"plan\.json: Expected `int`", "wrong type"),
+        (b'\xff{"schema_version": 1}', r"plan\.json: ", "not UTF-8"),
+        (
+            json.dumps({"schema_version": SCHEMA_VERSION + 1, "other": 1}).encode(),
+            rf"schema {SCHEMA_VERSION + 1} is newer than this infersiege knows \({SCHEMA_VERSION}\)",
+            "newer, whatever else it holds",
+        ),
+    ],
+)
+def test_open_with_a_plan_that_cannot_be_read(run: RunDirectory, content: bytes, expected: str, why: str) -> None:
+    (run.path / PLAN).write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=expected):
+        RunDirectory.open(run.path)
+
+
+def test_summary_of_a_newer_schema_and_none_at_all(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [])
+    with pytest.raises(RunDirectoryError, match=r"summary\.json: is missing") as caught:
+        run.read_summary()
+    assert f"infersiege report {run.path}" in (caught.value.hint or "")
+    (run.path / SUMMARY).write_text('{"schema_version": 99}')
+    with pytest.raises(RunDirectoryError, match="schema 99 is newer"):
+        run.read_summary()
+
+
+def test_a_plan_of_another_version_inside(tmp_path: Path) -> None:
+    file = msgspec.structs.replace(plan_file(plan(), turns=0), plan={"workloads": 3})
+    with pytest.raises(RunDirectoryError, match="the plan of run 3f9c2a7be1d04c55 can't be read"):
+        file.typed_plan()
+
+
+# ------------------------------------------------------------------------------------------------------------ rows
+
+
+def test_rows_come_back_as_written(run: RunDirectory, few: list[TurnRecord]) -> None:
+    event = EventRow(at_ns=START_NS, kind="worker_lost", detail="w2", worker="w2")
+    window = WindowRow(second=1, scenario="a", channel="c", stage="s", phase=Phase.STEADY, ttft={300: 2})
+    run.append_turn_lines(lines(few[:3]))
+    run.append_turn_lines(b"")
+    run.append_turn_lines(lines(few[3:]))
+    run.append_event(event)
+    run.append_windows([window])
+    run.append_windows([])
+    assert list(run.read_turns()) == few, "readable while it is written: each append is handed to the kernel"
+    assert (list(run.read_events()), list(run.read_windows())) == ([event], [window])
+
+
+def test_half_a_row_is_not_taken(run: RunDirectory, few: list[TurnRecord]) -> None:
+    with pytest.raises(InternalError, match="half a row"):
+        run.append_turn_lines(lines(few)[:-1])
+    assert (run.path / TURNS).read_bytes() == b""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_torn_tail_is_left_out_and_reported(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Wherever a crash cuts the file, every whole row before the cut comes back and nothing else."""
+    rows = records(2, steady_s=5)[:4]
+    with RunDirectory.create(tmp_path_factory.mktemp("torn"), name="x", now_ns=START_NS) as run:
+        run.append_turn_lines(lines(rows))
+    whole = (run.path / TURNS).read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    (run.path / TURNS).write_bytes(whole[:cut])
+    said: list[str] = []
+    found = list(run.read_turns(said.append))
+    complete = whole[:cut].count(b"\n")
+    # A row that lacks nothing but its newline is whole as well.
+    only_newline_missing = cut < len(whole) and whole[cut : cut + 1] == b"\n" and whole[cut - 1 : cut] != b"\n"
+    assert found == rows[: complete + only_newline_missing]
+    torn = cut > 0 and whole[cut - 1 : cut] != b"\n" and not only_newline_missing
+    assert len(said) == torn
+    if torn:
+        assert f"{TURNS}:{complete + 1}: the last line is torn" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected", "why"),
+    [
+        (b"{}\n", "missing required field", "an empty object"),
+        (b"\n", "Input data was truncated", "an empty line"),
+        (b"\0\0\0\0\n", "zero bytes", "what a power cut leaves"),
+        (b'{"run_id": NaN}\n', "invalid character", "NaN is no JSON"),
+        (b"\xff\xfe\n", "malformed|invalid", "no UTF-8"),
+    ],
+)
+def test_a_bad_line_in_the_middle_is_an_error_with_its_number(
+    run: RunDirectory, few: list[TurnRecord], bad: bytes, expected: str, why: str
+) -> None:
+    run.append_turn_lines(lines(few[:2]) + bad + lines(few[2:]))
+    with pytest.raises(RunDirectoryError, match=rf"{TURNS}:3: .*({expected})"):
+        list(run.read_turns())
+
+
+def test_turns_are_missing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [])
+    (run.path / TURNS).unlink()
+    with pytest.raises(RunDirectoryError, match=r"turns\.jsonl: is missing"):
+        list(run.read_turns())
+
+
+# ------------------------------------------------------------------------------------------------------ full disks
+
+_FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from infersiege.errors import RunInvalidError, UsageError
+from infersiege.rundir import RunDirectory
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write past the limit fails with EFBIG, like a full disk
+run = RunDirectory.create(Path(sys.argv[1]), name="x", now_ns=0)
+row = b'{"a":"' + b"x" * 990 + b'"}\\n'
+run.append_turn_lines(row * 3)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4500, resource.RLIM_INFINITY))
+try:
+    run.append_turn_lines(row * 4)
+except RunInvalidError as error:
+    print(error, "|", error.hint, "|", int(error.exit_code))
+print((run.path / "turns.jsonl").stat().st_size)
+run.append_turn_lines(row)
+print((run.path / "turns.jsonl").stat().st_size)
+try:
+    run.write_report("x" * 9000)
+except UsageError as error:
+    print(error, "|", error.hint)
+print(sorted(path.name for path in run.path.iterdir()))
+"""
+
+
+def test_a_full_disk_leaves_whole_rows_and_says_so(tmp_path: Path) -> None:
+    """A real short write: 4,500 bytes fit, so the kernel takes a part of the rows and refuses the rest."""
+    child = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert child.returncode == 0, child.stderr
+    said, size, later, report, files = child.stdout.splitlines()
+    assert "turns.jsonl: 3996 bytes of results can't be written: file too large" in said
+    assert "--out" in said and said.endswith("| 3")
+    assert (int(size), int(later)) == (3 * 999, 4 * 999), "the part of the refused rows was taken back"
+    assert "report.html: can't be written" in report
+    assert "report" not in files and ".part" not in files, "no half report, no leftovers"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_no_space_left(tmp_path: Path, few: list[TurnRecord]) -> None:
+    """/dev/full answers ENOSPC, and can't be truncated either."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / TURNS).symlink_to("/dev/full")
+    with (
+        RunDirectory(path) as run,
+        pytest.raises(RunInvalidError, match="no space left on device") as caught,
+    ):
+        run.append_turn_lines(lines(few))
+    assert "free some space" in (caught.value.hint or "") and str(path / TURNS) in str(caught.value)
+
+
+def test_out_of_file_descriptors(run: RunDirectory) -> None:
+    run.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        with pytest.raises(RunDirectoryError, match="too many open files") as caught:
+            run.append_event(EventRow(at_ns=1, kind="k", detail="d"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(lowest_free)
+    assert "ulimit -n" in (caught.value.hint or "")
+
+
+def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [])
+    run.report_path.mkdir()
+    with pytest.raises(UsageError, match=r"report\.html: can't be written"):
+        run.write_report("x")
+
+
+# --------------------------------------------------------------------------------------------------------- schemas
+
+
+def test_committed_schemas_are_current() -> None:
+    found = {path.name: path.read_text(encoding="utf-8") for path in SCHEMAS.glob("*.json")}
+    assert found == {name: text_of(schema) for name, schema in schemas().items()}, (
+        "the row types changed: run `python -m infersiege.report.schema docs/schema`"
+    )
+
+
+def test_real_output_fits_the_schemas(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", records(3, steady_s=20))
+    with run:
+        run.append_event(EventRow(at_ns=START_NS, kind="stage", detail="begins"))
+    finish(run)
+    seen = dict.fromkeys(FILES, 0)
+    for name in FILES:
+        validator = jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{name}.schema.json").read_text("utf-8")))
+        rows = run.path / f"{name}.jsonl"
+        texts = (
+            rows.read_text("utf-8").splitlines() if rows.exists() else [(run.path / f"{name}.json").read_text("utf-8")]
+        )
+        for row in texts[:200]:
+            validator.validate(json.loads(row))
+            seen[name] += 1
+        with pytest.raises(jsonschema.ValidationError):
+            validator.validate({})
+    assert all(seen.values()), seen
+
+
+def test_nan_is_written_as_null(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [])
+    file = msgspec.structs.replace(run.read_plan(), plan={"value": float("nan"), "other": float("inf")})
+    run.write_plan(file)
+    assert json.loads((run.path / PLAN).read_text(), parse_constant=pytest.fail)["plan"] == {
+        "value": None,
+        "other": None,
+    }
+    assert isinstance(run.read_plan(), PlanFile)
