@@ -105,8 +105,8 @@ def judge(slos: Sequence[Slo], summary: Summary) -> tuple[RuleResult, ...]:
 def exit_code(summary: Summary, rules: Sequence[RuleResult], *, gated: bool) -> ExitCode:
     """The exit code of a run; of several findings the strongest.
 
-    Ungated: invalid, interrupted, every turn failed, or none ended by itself. Gated: the rules as well. Rules of severity
-    `warn` never count.
+    Ungated: invalid, interrupted, every turn failed, or none ended by itself. Gated: the rules as well. Rules of
+    severity `warn` never count.
     """
     codes = {ExitCode.PASS}
     if summary.interrupted:

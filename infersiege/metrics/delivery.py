@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from infersiege.metrics.collect import Collector, Flow
 from infersiege.metrics.facts import AskedLoad, Cut, SteadyWindow
+from infersiege.records import Outcome
 
 Instants = npt.NDArray[np.int64]
 
@@ -103,7 +104,7 @@ def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> D
         end_ns = instants(flow.session_end for flow in flows) + SWITCH_NS
         alive = min(mean_alive(start_ns, end_ns, (window,)) or 0.0, float(users))
         # When everything fails at once, the time between two attempts is most of a user's life, and no fault of ours.
-        dead = not any(flow.finished for flow in flows)
+        dead = collector.outcomes[Outcome.FAILED] > 0 and not collector.outcomes[Outcome.OK]
         return Delivered(load, window, None if dead or not users else alive / users, users, alive)
     cut = Cut(scenario=load.scenario, stage=window.stage)
     cells = [cell for key, cell in collector.cells.items() if cut.covers(*key)]
