@@ -12,7 +12,8 @@ from typing import Any
 SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 """Linux; the ancillary message has the same number. Python has the name from 3.14 on."""
 ANCILLARY_BYTES = socket.CMSG_SPACE(16)
-_TIMESPEC = struct.Struct("qq")
+TIMESPEC = struct.Struct("qq")
+"""Its content on 64-bit machines: seconds and nanoseconds of CLOCK_REALTIME."""
 _BRACKETS = 50
 STEP_NS = 100_000
 """A change of the offset that is no error of measuring it. Slewing (NTP) moves both clocks alike."""
@@ -64,14 +65,6 @@ class StampClock:
         self.offset_ns = offset_ns
         self.steps += 1
         return True
-
-    def stamp_of(self, ancillary: list[tuple[int, int, bytes]]) -> int | None:
-        """The monotonic time of a read's stamp; None: it has none."""
-        for _level, kind, data in ancillary:
-            if kind == SO_TIMESTAMPNS and len(data) == _TIMESPEC.size:
-                seconds, nanoseconds = _TIMESPEC.unpack(data)
-                return int(seconds * 1_000_000_000 + nanoseconds - self.offset_ns)
-        return None
 
 
 def _measure() -> int:

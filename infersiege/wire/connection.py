@@ -11,17 +11,25 @@ import _socket
 import errno
 import os
 import socket
-import ssl
 import struct
 from typing import Any, Protocol
 
-from infersiege.wire.clock import ANCILLARY_BYTES, SO_TIMESTAMPNS, TOLERANCE_NS, PollWatch, StampClock, monotonic_ns
+from infersiege.wire.clock import (
+    ANCILLARY_BYTES,
+    SO_TIMESTAMPNS,
+    TIMESPEC,
+    TOLERANCE_NS,
+    PollWatch,
+    StampClock,
+    monotonic_ns,
+)
 from infersiege.wire.endpoint import Address, Endpoint
+from infersiege.wire.faults import is_ours
 
 READ_BYTES = 65536
 _READ, _WRITE = 1, 2
 _IN_PROGRESS = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK})
-_SPENT = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+_unpack = TIMESPEC.unpack
 _DATA_SEGMENTS_IN = struct.Struct("152xI")  # tcpi_data_segs_in of struct tcp_info, Linux 4.6 and later
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -33,17 +41,13 @@ _OPTIONS = (
 )
 
 
-def is_ours(error: OSError) -> bool:
-    """This machine ran out of something (descriptors, ports, buffers): not the server's fault."""
-    return error.errno in _SPENT
-
-
 class Owner(Protocol):
     """Whom a connection tells what happened. None of these may yield."""
 
     def connected(self) -> None: ...
 
-    def received(self, data: bytes, stamp_ns: int, earliest_ns: int) -> None: ...
+    def received(self, data: memoryview, stamp_ns: int, earliest_ns: int) -> None:
+        """One read, valid until this returns. It arrived in [earliest_ns, stamp_ns]."""
 
     def disconnected(self, error: OSError | None) -> None:
         """None: the other side closed in good order."""
@@ -56,16 +60,20 @@ class Owner(Protocol):
 
 
 class Connection:
-    """One socket. `owner` is set while it serves an exchange; idle in the pool it has none and no running watcher."""
+    """One plain socket (tls.TlsConnection: an encrypted one).
+
+    `owner` is set while it serves an exchange; idle in the pool it has none and no running watcher.
+    """
 
     __slots__ = (
-        "_addresses", "_clock", "_empty_ns", "_endpoint", "_incoming", "_loop", "_out", "_outgoing", "_reader",
-        "_recvmsg", "_segments", "_sock", "_started_ns", "_tls", "_writer", "address", "bytes_in", "bytes_out",
+        "_addresses", "_buffers", "_clock", "_empty_ns", "_endpoint", "_loop", "_out", "_reader",
+        "_recvmsg_into", "_segments", "_sock", "_started_ns", "_view", "_writer", "address", "bytes_in", "bytes_out",
         "closed", "connect_duration_ns", "owner", "peer", "poll", "sent_end_ns", "sent_ns", "shaken", "stepped",
         "tls_duration_ns", "user_reads",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, clock: StampClock, loop: Any, owner: Owner) -> None:
+    def __init__(self, endpoint: Endpoint, clock: StampClock, loop: Any, owner: Owner, buffer: bytearray) -> None:
+        """`buffer`: where reads go; all connections of a thread may share one."""
         self.owner: Owner | None = owner
         self.peer: str | None = None
         self.address: Address | None = None
@@ -78,6 +86,8 @@ class Connection:
         """Set while the earliest time of arrival is wanted beside the stamp (until the first token)."""
         self._endpoint = endpoint
         self._clock = clock
+        self._buffers = [buffer]
+        self._view = memoryview(buffer)
         self._loop = loop
         self._sock: _socket.socket | None = None
         self._reader: Any = None
@@ -85,7 +95,6 @@ class Connection:
         self._addresses: list[Address] = []
         self._started_ns = 0
         self._out: memoryview | None = None
-        self._tls: ssl.SSLObject | None = None
         self._segments: int | None = None
         self._empty_ns = 0
         self._forget()
@@ -137,7 +146,7 @@ class Connection:
             raise OSError(code, os.strerror(code))
         host, port = target[0], target[1]
         self.peer = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-        self._recvmsg = sock.recvmsg
+        self._recvmsg_into = sock.recvmsg_into
         self._reader = self._loop.io(sock.fileno(), _READ)
         self._writer = self._loop.io(sock.fileno(), _WRITE)
         self._writer.start(self._guarded, self._on_connect)
@@ -155,42 +164,10 @@ class Connection:
         now_ns = monotonic_ns()
         self.connect_duration_ns = now_ns - self._started_ns
         self._started_ns = now_ns
-        if self._endpoint.tls is None:
-            self.shaken = True
-            self._tell_connected()
-            return
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = self._endpoint.tls.wrap_bio(self._incoming, self._outgoing, server_hostname=self._endpoint.host)
-        self._reader.start(self._guarded, self._on_handshake)
-        self._shake()
+        self._secure()
 
-    def _on_handshake(self) -> None:
-        try:
-            data = self._sock.recv(READ_BYTES)  # type: ignore[union-attr]
-        except (BlockingIOError, InterruptedError):
-            return
-        if data:
-            self._incoming.write(data)
-        else:
-            self._incoming.write_eof()
-        self._shake()
-
-    def _shake(self) -> None:
-        assert self._tls is not None
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._flush_tls()
-            return
-        except OSError as error:  # ssl.SSLError and certificate errors are such
-            self._flush_tls()  # the alert that tells the server why
-            self.close()
-            if self.owner is not None:
-                self.owner.connect_failed(error)
-            return
-        self._flush_tls()
-        self._reader.stop()
-        self.tls_duration_ns = monotonic_ns() - self._started_ns
+    def _secure(self) -> None:
+        """The TCP connection stands; a plain one is ready."""
         self.shaken = True
         self._tell_connected()
 
@@ -203,15 +180,9 @@ class Connection:
     def usable(self) -> bool:
         """Whether an idle connection still stands: the server neither closed it nor said anything unasked."""
         try:
-            if self._tls is None:
-                self._sock.recv(1, socket.MSG_PEEK)  # type: ignore[union-attr]
-                return False
-            data = self._sock.recv(READ_BYTES)  # type: ignore[union-attr]
-            if not data:
-                return False
-            self._incoming.write(data)  # session tickets come late, they are no sign of anything
-            return not self._tls.read(1)
-        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+            self._sock.recv(1, socket.MSG_PEEK)  # type: ignore[union-attr]
+            return False
+        except (BlockingIOError, InterruptedError):
             return True
         except OSError:
             return False
@@ -222,12 +193,13 @@ class Connection:
         self._forget()
         self._empty_ns = monotonic_ns()
         self._segments = self._data_segments() if self.poll is not None else None
-        self._reader.start(self._on_readable if self._tls is None else self._on_readable_tls)
-        if self._tls is not None:
-            self._tls.write(payload)
-            payload = self._outgoing.read()
-        self._out = memoryview(payload)
+        self._reader.start(self._on_readable)
+        self._out = memoryview(self._sealed(payload))
         self._push()
+
+    def _sealed(self, payload: bytes) -> bytes:
+        """What goes over the wire for it."""
+        return payload
 
     def _push(self) -> None:
         """Send what the socket takes, and wait with a watcher for the rest."""
@@ -255,26 +227,29 @@ class Connection:
         if self.shaken and self.sent_end_ns is None:
             self.sent_end_ns = monotonic_ns()
 
-    def _flush_tls(self) -> None:
-        data = self._outgoing.read()
-        if data:
-            self._out = memoryview(bytes(self._out) + data if self._out else data)
-            self._push()
-
     # --------------------------------------------------------------------------------------------------- reading
 
     def _on_readable(self) -> None:
-        """The hot path of plain connections: one read, one stamp."""
+        """The hot path of plain connections: one read, one stamp. What `_stamp` does is repeated here, in line."""
         try:
             if self.poll is not None:
                 self._read_with_bound()
                 return
             before_ns = monotonic_ns()
-            data, ancillary, _, _ = self._recvmsg(READ_BYTES, ANCILLARY_BYTES)
-            stamp_ns = self._stamp(ancillary, before_ns)
-            if data:
-                self.bytes_in += len(data)
-                self.owner.received(data, stamp_ns, stamp_ns)  # type: ignore[union-attr]
+            count, ancillary, _, _ = self._recvmsg_into(self._buffers, ANCILLARY_BYTES)
+            now_ns = monotonic_ns()
+            if ancillary:
+                seconds, nanoseconds = _unpack(ancillary[0][2])
+                stamp_ns = seconds * 1_000_000_000 + nanoseconds - self._clock.offset_ns
+                if not self._empty_ns - TOLERANCE_NS <= stamp_ns <= now_ns:
+                    stamp_ns = self._doubtful(stamp_ns, now_ns)
+            else:
+                self.user_reads += 1
+                stamp_ns = now_ns
+            self._empty_ns = before_ns
+            if count:
+                self.bytes_in += count
+                self.owner.received(self._view[:count], stamp_ns, stamp_ns)  # type: ignore[union-attr]
             else:
                 self.owner.disconnected(None)  # type: ignore[union-attr]
         except (BlockingIOError, InterruptedError):
@@ -284,40 +259,23 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - see the module's docstring
             self._crash(error)
 
-    def _on_readable_tls(self) -> None:
-        try:
-            segments = self._data_segments() if self.poll is not None else None
-            before_ns = monotonic_ns()
-            data, ancillary, _, _ = self._recvmsg(READ_BYTES, ANCILLARY_BYTES)
-            empty_ns = self._empty_ns
-            stamp_ns = self._stamp(ancillary, before_ns)
-            earliest_ns = self._earliest(stamp_ns, empty_ns, segments) if self.poll is not None else stamp_ns
-            self.bytes_in += len(data)
-            plain, over = self._decrypt(data)
-            if plain:
-                self.owner.received(plain, stamp_ns, earliest_ns)  # type: ignore[union-attr]
-            if over and self.owner is not None:
-                self.owner.disconnected(None)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._lost(error)
-        except Exception as error:  # noqa: BLE001
-            self._crash(error)
-
     def _read_with_bound(self) -> None:
         """One read while the first token is awaited: also the earliest time at which its first byte can have come."""
-        segments = self._data_segments()
-        before_ns = monotonic_ns()
-        data, ancillary, _, _ = self._recvmsg(READ_BYTES, ANCILLARY_BYTES)
-        empty_ns = self._empty_ns
-        stamp_ns = self._stamp(ancillary, before_ns)
-        if data:
-            self.bytes_in += len(data)
-            earliest_ns = self._earliest(stamp_ns, empty_ns, segments)
-            self.owner.received(data, stamp_ns, earliest_ns)  # type: ignore[union-attr]
+        count, stamp_ns, earliest_ns = self._read()
+        if count:
+            self.owner.received(self._view[:count], stamp_ns, earliest_ns)  # type: ignore[union-attr]
         else:
             self.owner.disconnected(None)  # type: ignore[union-attr]
+
+    def _read(self) -> tuple[int, int, int]:
+        """Read once into the buffer: (bytes, stamp, earliest). Raises OSError."""
+        segments = self._data_segments() if self.poll is not None else None
+        before_ns = monotonic_ns()
+        count, ancillary, _, _ = self._recvmsg_into(self._buffers, ANCILLARY_BYTES)
+        empty_ns = self._empty_ns
+        stamp_ns = self._stamp(ancillary, before_ns)
+        self.bytes_in += count
+        return count, stamp_ns, stamp_ns if self.poll is None else self._earliest(stamp_ns, empty_ns, segments)
 
     def _stamp(self, ancillary: list[tuple[int, int, bytes]], before_ns: int) -> int:
         """When the last segment of a read that began at `before_ns` arrived.
@@ -326,14 +284,20 @@ class Connection:
         the last read) and now. Otherwise the clock was stepped, and the time of the read stands for it.
         """
         now_ns = monotonic_ns()
-        stamp_ns = self._clock.stamp_of(ancillary) if ancillary else None
-        empty_ns = self._empty_ns
-        self._empty_ns = before_ns
-        if stamp_ns is None:
+        empty_ns, self._empty_ns = self._empty_ns, before_ns
+        if not ancillary:
             self.user_reads += 1
             return now_ns
-        if empty_ns - TOLERANCE_NS <= stamp_ns <= now_ns + TOLERANCE_NS:
-            return stamp_ns if stamp_ns <= now_ns else now_ns
+        seconds, nanoseconds = _unpack(ancillary[0][2])
+        stamp_ns = int(seconds * 1_000_000_000 + nanoseconds - self._clock.offset_ns)
+        if empty_ns - TOLERANCE_NS <= stamp_ns <= now_ns:
+            return stamp_ns
+        return self._doubtful(stamp_ns, now_ns)
+
+    def _doubtful(self, stamp_ns: int, now_ns: int) -> int:
+        """A stamp outside the time in which it can have been taken."""
+        if now_ns < stamp_ns <= now_ns + TOLERANCE_NS:
+            return now_ns
         self._clock.check()
         self.stepped = True
         return now_ns
@@ -357,29 +321,6 @@ class Connection:
             return int(_DATA_SEGMENTS_IN.unpack(info)[0])
         except (OSError, struct.error):
             return None
-
-    def _decrypt(self, data: bytes) -> tuple[bytes, bool]:
-        """(plain text of the records that are complete, whether the stream is over)."""
-        assert self._tls is not None
-        if data:
-            self._incoming.write(data)
-        else:
-            self._incoming.write_eof()
-        pieces = []
-        over = False
-        try:
-            while True:
-                piece = self._tls.read(READ_BYTES)
-                if not piece:
-                    over = True
-                    break
-                pieces.append(piece)
-        except ssl.SSLWantReadError:
-            pass
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            over = True
-        self._flush_tls()
-        return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), over or not data
 
     # ------------------------------------------------------------------------------------------------------- end
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import ssl
 from typing import TYPE_CHECKING, Any
-
-import httptools
 
 from infersiege.records import ErrorClass, StampSource
 from infersiege.wire.clock import monotonic_ns
-from infersiege.wire.connection import Connection, is_ours
+from infersiege.wire.connection import Connection
 from infersiege.wire.exchange import BodySink, Deadlines, ExchangeResult, Fault, Request
+from infersiege.wire.faults import answer_deadline, connect_deadline, connect_fault, plain
+from infersiege.wire.framing import Framing, HttpError, request_bytes
 
 if TYPE_CHECKING:
     from infersiege.wire.transport import Client
@@ -34,6 +32,12 @@ class Exchange:
     that time is in no figure.
     """
 
+    __slots__ = (
+        "_client", "_connection", "_cut", "_deadlines", "_fault", "_framing", "_held", "_last_ns", "_over", "_payload",
+        "_phase_ns", "_raw", "_raw_bytes", "_reads", "_request", "_resent", "_result", "_sink", "_steps",
+        "_stream_closed_ns", "_timer", "_to", "_watching", "_woken", "finished",
+    )  # fmt: skip
+
     def __init__(self, client: Client, request: Request, sink: BodySink, deadlines: Deadlines, woken: Any) -> None:
         self._client = client
         self._sink = sink
@@ -48,7 +52,10 @@ class Exchange:
         self._steps = client.clock.steps
         self._watching = False
         self._resent = False
-        self._fresh_message()
+        self._framing = Framing()
+        self._to = _RAW
+        self._raw: list[bytes] = []
+        self._raw_bytes = 0
         self._reads: list[tuple[int, bytes]] = []
         self._held = 0
         self._last_ns = 0
@@ -84,7 +91,9 @@ class Exchange:
     def begin(self) -> None:
         """Send on an idle connection, or connect. Called once, by the client."""
         try:
-            self._payload = _payload(self._request, self._client.endpoint.authority, self._client.keep_alive)
+            self._payload = request_bytes(
+                self._request, self._client.endpoint.authority, keep_alive=self._client.keep_alive
+            )
         except ValueError as error:
             self.fail(ErrorClass.BAD_REQUEST, str(error))
             return
@@ -110,14 +119,9 @@ class Exchange:
         self._send(connection)
 
     def connect_failed(self, error: OSError) -> None:
-        if is_ours(error):
-            self.fail(ErrorClass.CLIENT_RESOURCE, f"cannot connect to {self._where()}: {_text(error)}")
-        elif isinstance(error, ssl.SSLError):
-            self.fail(ErrorClass.TLS, f"TLS handshake with {self._where()} failed: {_tls_text(error)}")
-        elif self._connection is not None and self._connection.connect_duration_ns is not None:
-            self.fail(ErrorClass.TLS, f"TLS handshake with {self._where()} failed: {_text(error)}")
-        else:
-            self.fail(ErrorClass.CONNECT, f"cannot connect to {self._where()}: {_text(error)}")
+        connection = self._connection
+        shaking = connection is not None and connection.connect_duration_ns is not None
+        self._stop(connect_fault(error, self._where(), shaking=shaking), now=False)
 
     def _send(self, connection: Connection) -> None:
         self._connection = connection
@@ -127,47 +131,36 @@ class Exchange:
         connection.begin(self, self._payload)
         self._arm(min(self._deadlines.first_token_ns, self._deadlines.total_ns))
 
-    def _fresh_message(self) -> None:
-        """Framing state of one response (the final one: those before it, 1xx, are dropped)."""
-        self._bodies: list[bytes] = []
-        self._parser: Any = httptools.HttpResponseParser(_Framing(self))
-        self._to = _RAW
-        self._has_headers = False
-        self._complete = False
-        self._reusable = False
-        self._ends_at_eof = False
-        self._raw: list[bytes] = []
-        self._raw_bytes = 0
-
     # ------------------------------------------------------------------------------------ told by the connection
 
-    def received(self, data: bytes, stamp_ns: int, earliest_ns: int) -> None:
+    def received(self, data: memoryview, stamp_ns: int, earliest_ns: int) -> None:
         """One read. The hot path: nearly always one event of a stream whose first token was seen."""
-        if self._result.first_byte_ns is None:
-            self._result.first_byte_ns = stamp_ns
+        framing = self._framing
         self._last_ns = stamp_ns
+        broken = None
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            if not self._complete:
-                self._deliver(stamp_ns, earliest_ns)
-                self.fail(ErrorClass.PARSE, f"no valid HTTP/1.1 from {self._where()}: {error}")
-                return
-            self._reusable = False  # something after the answer
-        bodies = self._bodies
-        if bodies:
-            if self._to == _LATER:
+            framing.feed(data)
+        except HttpError as error:
+            framing.reusable = False
+            broken = error
+        if self._to == _LATER:
+            bodies = framing.bodies
+            if bodies:
                 body = bodies[0] if len(bodies) == 1 else b"".join(bodies)
                 bodies.clear()
                 reads = self._reads
                 reads.append((stamp_ns, body))
                 self._held += len(body)
-                if len(reads) == 1 or self._held >= BATCH_BYTES:
-                    self._client.decoder_loop.enlist(self, urgent=self._held >= BATCH_BYTES)
-            else:
-                self._deliver(stamp_ns, earliest_ns)
-        if self._complete:
+                if len(reads) == 1:
+                    self._client.decoder_loop.enlist(self, urgent=False)
+                elif self._held >= BATCH_BYTES:
+                    self._client.decoder_loop.enlist(self, urgent=True)
+        else:
+            self._early(stamp_ns, earliest_ns)
+        if framing.complete:
             self._message_ended(stamp_ns)
+        elif broken is not None:
+            self.fail(ErrorClass.PARSE, f"no valid HTTP/1.1 from {self._where()}: {broken}")
 
     def disconnected(self, error: OSError | None) -> None:
         result = self._result
@@ -176,13 +169,12 @@ class Exchange:
             if result.reused_connection and not self._resent:
                 self._resend()
                 return
-            why = "" if error is None else f" ({_text(error)})"
+            why = "" if error is None else f" ({plain(error)})"
             self.fail(ErrorClass.SERVER, f"connection closed before any answer{why}")
-        elif error is None and self._ends_at_eof:
-            self._complete = True
+        elif error is None and self._framing.has_headers and self._framing.ends_at_eof:
             self._message_ended(now_ns)
         else:
-            self._cut = "connection cut" if error is None else f"connection cut ({_text(error)})"
+            self._cut = "connection cut" if error is None else f"connection cut ({plain(error)})"
             self._close_connection()
             self._socket_done(now_ns)
 
@@ -199,51 +191,42 @@ class Exchange:
         self._arm(self._deadlines.connect_ns)
         self._client.connect(self)
 
-    # -------------------------------------------------------------------------------------------------- framing
+    # ------------------------------------------------------------------------ before the first token, other bodies
 
-    def headers_complete(self, headers: dict[str, str]) -> None:
-        """Called inside the parser."""
-        result = self._result
-        status = self._parser.get_status_code()
-        if 100 <= status < 200:
+    def _early(self, stamp_ns: int, earliest_ns: int) -> None:
+        """A read before the first token, or of another body than a stream, or in the drain."""
+        framing, result = self._framing, self._result
+        if result.first_byte_ns is None:
+            result.first_byte_ns = stamp_ns
+        if framing.has_headers and result.status is None:
+            self._headers_came()
+        if self.finished or not framing.bodies:
             return
-        if self._complete:
-            return  # bytes after the answer; the connection won't be kept, see received
-        self._has_headers = True
-        result.status = status
-        result.headers = headers
-        self._ends_at_eof = "content-length" not in headers and "chunked" not in headers.get("transfer-encoding", "")
-        kind = headers.get("content-type", "").split(";")[0].strip().lower()
-        if status == 200 and kind == _EVENT_STREAM:
-            result.streamed = True
-            self._to = _FIRST
-        else:
-            self._watch(False)
-            self._arm_next()
-
-    def message_complete(self) -> None:
-        """Called inside the parser, also after each 1xx."""
-        if self._has_headers:
-            # Asked here: afterwards the parser has forgotten. A second message in the same answer spoils it.
-            self._reusable = not self._complete and self._parser.should_keep_alive()
-            self._complete = True
-
-    def _deliver(self, stamp_ns: int, earliest_ns: int) -> None:
-        """Body bytes of one read, while the first token is awaited, or of another body than a stream."""
-        body = b"".join(self._bodies)
-        self._bodies.clear()
+        body = b"".join(framing.bodies)
+        framing.bodies.clear()
         if self._to == _FIRST:
-            encoding = self._result.headers.get("content-encoding", "identity")
-            if encoding != "identity":
-                self.fail(ErrorClass.PARSE, f"stream with content-encoding {encoding}, which was not asked for")
-            else:
-                self._first(stamp_ns, earliest_ns, body)
+            self._first(stamp_ns, earliest_ns, body)
         elif self._to == _RAW:
             room = MAX_BODY_BYTES - self._raw_bytes
             self._raw.append(body[:room])
             self._raw_bytes += len(body)
             if len(body) > room:
-                self.fail(ErrorClass.CLIENT_LIMIT, f"answer with status {self._result.status} is over 8 MiB")
+                self.fail(ErrorClass.CLIENT_LIMIT, f"answer with status {result.status} is over 8 MiB")
+
+    def _headers_came(self) -> None:
+        result = self._result
+        result.status = self._framing.status
+        result.headers = headers = self._framing.headers
+        kind = headers.get("content-type", "").split(";")[0].strip().lower()
+        if result.status != 200 or kind != _EVENT_STREAM:
+            self._watch(False)
+            self._arm_next()
+            return
+        result.streamed = True
+        self._to = _FIRST
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding != "identity":
+            self.fail(ErrorClass.PARSE, f"stream with content-encoding {encoding}, which was not asked for")
 
     def _first(self, stamp_ns: int, earliest_ns: int, body: bytes) -> None:
         try:
@@ -262,7 +245,7 @@ class Exchange:
         connection = self._connection
         self._result.complete = True
         if connection is not None:
-            if self._reusable and connection.sent_end_ns is not None and not connection.closed:
+            if self._framing.reusable and connection.sent_end_ns is not None and not connection.closed:
                 self._settle_connection()
                 self._client.keep(connection)
             else:
@@ -304,7 +287,7 @@ class Exchange:
             self._to = _IGNORED
             self._watch(False)
             self._stream_closed_ns = self._sink.done_ns or self._last_ns
-            if not self._complete:
+            if not self._framing.complete:
                 self._arm(DRAIN_NS)
 
     # ------------------------------------------------------------------------------------------------ deadlines
@@ -336,24 +319,13 @@ class Exchange:
 
     def _next_deadline(self) -> tuple[int, ErrorClass | None, str]:
         """(when, class, detail) of the deadline that comes first; class None: the end of the drain."""
-        limits = self._deadlines
         connection = self._connection
         if self._to == _IGNORED and self._stream_closed_ns is not None:
             return self._stream_closed_ns + DRAIN_NS, None, ""
         if connection is None or not connection.shaken:
-            what = f"no connection to {self._where()} within {_seconds(limits.connect_ns)}"
-            return self._phase_ns + limits.connect_ns, ErrorClass.TIMEOUT_CONNECT, what
-        begun_ns = connection.sent_ns or self._phase_ns
-        due: list[tuple[int, ErrorClass | None, str]] = [
-            (begun_ns + limits.total_ns, ErrorClass.TIMEOUT_TOTAL, f"not over after {_seconds(limits.total_ns)}")
-        ]
-        if self._to == _FIRST or not self._has_headers:
-            what = f"no token within {_seconds(limits.first_token_ns)}"
-            due.append((begun_ns + limits.first_token_ns, ErrorClass.TIMEOUT_FIRST_TOKEN, what))
-        else:
-            what = f"nothing came for {_seconds(limits.idle_ns)} in mid-answer"
-            due.append((self._last_ns + limits.idle_ns, ErrorClass.TIMEOUT_IDLE, what))
-        return min(due, key=lambda one: one[0])
+            return connect_deadline(self._phase_ns, self._deadlines, self._where())
+        begun = self._framing.has_headers and self._to != _FIRST
+        return answer_deadline(connection.sent_ns or self._phase_ns, self._last_ns if begun else None, self._deadlines)
 
     # ------------------------------------------------------------------------------------------------------ end
 
@@ -414,7 +386,7 @@ class Exchange:
         finally:
             result.fault = self._fault
             self._client.forget(self)
-            self._parser = None  # it refers to us: no cycle is left to the garbage collector
+            self._framing.close()
             self._woken.set()
 
     def _finish_sink(self) -> None:
@@ -466,49 +438,3 @@ class Exchange:
         peer = self._connection.peer if self._connection is not None else None
         name = self._client.endpoint.authority
         return name if peer is None or peer == name else f"{name} ({peer})"
-
-
-class _Framing:
-    """What httptools calls. `on_body` is a list's append: no Python frame per chunk."""
-
-    __slots__ = ("_exchange", "_headers", "on_body")
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._headers: dict[str, str] = {}
-        self.on_body = exchange._bodies.append
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        headers, self._headers = self._headers, {}
-        self._exchange.headers_complete(headers)
-
-    def on_message_complete(self) -> None:
-        self._exchange.message_complete()
-
-
-def _payload(request: Request, authority: str, keep_alive: bool) -> bytes:
-    lines = [f"POST {request.path} HTTP/1.1", f"host: {authority}"]
-    lines += [f"{name}: {value}" for name, value in request.headers]
-    if not keep_alive:
-        lines.append("connection: close")
-    lines.append(f"content-length: {len(request.body)}")
-    if any("\r" in line or "\n" in line for line in lines):
-        raise ValueError("a line break in a request header or path")
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + request.body
-
-
-def _text(error: OSError) -> str:
-    return (os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)).lower()
-
-
-def _tls_text(error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate not accepted: {error.verify_message}"
-    return str(error.reason or error).lower().replace("_", " ")
-
-
-def _seconds(duration_ns: int) -> str:
-    return f"{duration_ns / 1e9:g} s"

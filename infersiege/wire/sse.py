@@ -23,7 +23,17 @@ class EventStream:
     together), only slower.
     """
 
-    __slots__ = ("_after_cr", "_at_start", "_fast", "_held", "_searched", "keepalives", "trailing", "unterminated")
+    __slots__ = (
+        "_after_cr",
+        "_at_start",
+        "_clean",
+        "_fast",
+        "_held",
+        "_searched",
+        "keepalives",
+        "trailing",
+        "unterminated",
+    )
 
     def __init__(self, *, fast: bool = True) -> None:
         self.keepalives = 0
@@ -33,6 +43,8 @@ class EventStream:
         self.trailing = False
         """The last `feed` left something behind its last whole event (a comment, or part of the next event)."""
         self._fast = fast
+        self._clean = fast
+        """Nothing is held back, and the last byte was no CR."""
         self._at_start = True
         self._after_cr = False
         self._held = bytearray()
@@ -40,16 +52,12 @@ class EventStream:
 
     def feed(self, body: bytes) -> list[bytes]:
         """Take the next bytes; return the data of the events that they completed, in order."""
-        if self._fast and not self._held and not self._after_cr and body[-2:] == b"\n\n" and body[:6] == _FIELD:
+        if self._clean and body[:6] == _FIELD and body[-2:] == b"\n\n" and b"\r" not in body:
             # What engines send: one or more of `data: {...}\n\n`, whole.
-            newline = body.find(b"\n")
-            if newline == len(body) - 2 and newline > 6 and b"\r" not in body:
-                self._at_start = self.trailing = False
+            newline = body.find(b"\n", 6)
+            if newline == len(body) - 2 and newline > 6:
+                self._at_start = False
                 return [body[6:newline]]
-            payloads = _uniform(body)
-            if payloads is not None:
-                self._at_start = self.trailing = False
-                return payloads
         return self._feed_any(body)
 
     def close(self) -> list[bytes]:
@@ -61,6 +69,12 @@ class EventStream:
         return payloads
 
     def _feed_any(self, body: bytes) -> list[bytes]:
+        payloads = self._take(body)
+        self.trailing = bool(self._held)
+        self._clean = self._fast and not self._held and not self._after_cr
+        return payloads
+
+    def _take(self, body: bytes) -> list[bytes]:
         """Normalise line ends and BOM, hold back what is no whole event yet."""
         if self._at_start:
             body = bytes(self._held) + body
@@ -82,12 +96,10 @@ class EventStream:
         cut = held.rfind(b"\n\n", self._searched) + 2
         if cut < 2:
             self._searched = max(0, len(held) - 1)
-            self.trailing = bool(held)
             return []
         whole = bytes(memoryview(held)[:cut])
         del held[:cut]
         self._searched = max(0, len(held) - 1)
-        self.trailing = bool(held)
         payloads = _uniform(whole) if self._fast and whole.startswith(_FIELD) else None
         return self._parse(whole) if payloads is None else payloads
 

@@ -3,12 +3,16 @@
 How it works: plain non-blocking sockets in callbacks of gevent's loop, no greenlet switch per token. A read is stamped
 first and parsed after; the waiting greenlet is woken once, at the end. See DESIGN.md section 5 and ARCHITECTURE.md.
 
-What ends in which fault: nothing connected, or the name has no address: `connect`. Descriptors or ports ran out here:
-`client_resource`. Closed before any byte of an answer: `server` (a connection that was *kept* is first replaced by a
-new one, once; `attempts` tells). Closed or reset after that, before the end that HTTP wants: `truncated`, unless the stream
-had said that it is over. No valid HTTP, or an exception in the sink: `parse`. The deadlines: connect counts from
-the attempt (name look-up, TCP, TLS); first token and total from the first byte sent; idle is silence after the first
-token (or after the headers of another body). Before the first token silence is the first-token deadline's matter.
+What ends in which fault:
+
+* nothing connected, or the name has no address: `connect`; descriptors or ports ran out here: `client_resource`;
+* closed before any byte of an answer: `server`. A connection that was *kept* is first replaced by a new one, once, and
+  the request is sent again (`attempts` tells);
+* closed or reset after that, before the end that HTTP wants: `truncated`, unless the stream had said that it is over;
+* no valid HTTP, or an exception in the sink: `parse`; an answer over 8 MiB that is no stream: `client_limit`;
+* deadlines: `connect` counts from the attempt (name look-up, TCP, TLS); `first_token` and `total` from the first byte
+  sent; `idle` is silence after the first token, or after the headers of another body than a stream. Silence before
+  the first token is the first-token deadline's matter: a role chunk may come long before a prefill ends.
 """
 
 from __future__ import annotations
@@ -22,10 +26,11 @@ from gevent.event import Event
 
 from infersiege.records import ErrorClass
 from infersiege.wire.clock import PollWatch, StampClock, monotonic_ns
-from infersiege.wire.connection import Connection
+from infersiege.wire.connection import READ_BYTES, Connection
 from infersiege.wire.endpoint import Endpoint
 from infersiege.wire.exchange import BodySink, Deadlines, Request
 from infersiege.wire.flight import Exchange
+from infersiege.wire.tls import TlsConnection
 
 __all__ = ["Client", "DecoderLoop", "Endpoint", "Exchange", "StampClock"]
 
@@ -42,6 +47,8 @@ class DecoderLoop:
     def __init__(self, clock: StampClock) -> None:
         self.loop: Any = gevent.get_hub().loop
         self.poll = PollWatch(self.loop)
+        self.buffer = bytearray(READ_BYTES)
+        """Where all sockets of the process read to, one callback at a time."""
         self._clock = clock
         self._waiting: list[Exchange] = []
         self._due: deque[Exchange] = deque()
@@ -161,6 +168,7 @@ class Client:
             exchange.crashed(error)
 
     def _open_connection(self, exchange: Exchange, started_ns: int) -> None:
-        connection = Connection(self.endpoint, self.clock, self.loop, exchange)
+        kind = Connection if self.endpoint.tls is None else TlsConnection
+        connection = kind(self.endpoint, self.clock, self.loop, exchange, self.decoder_loop.buffer)
         exchange.connecting(connection)
         connection.open(self.endpoint.candidates(), started_ns)
