@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,6 +127,12 @@ def _called_tool(body: Mapping[str, Any], rng: random.Random, share: float) -> t
     return None, False
 
 
+def _source(seeds: tuple[int, Any], prompt: Sequence[str]) -> random.Random:
+    """The random source of one answer: the same for the same prompt and seeds, in any process."""
+    (whole,) = text.block_chain(prompt, len(prompt))
+    return random.Random(whole + repr(seeds).encode("utf-8", "surrogatepass"))
+
+
 def _drawn_length(settings: EmulatorSettings, rng: random.Random) -> int:
     gauss = rng.gauss(0.0, 1.0)
     if settings.output_tokens is not None:
@@ -161,9 +167,7 @@ def plan_answer(body: Any, settings: EmulatorSettings) -> Answer:
     most, named_limit = _room(body, len(prompt), settings.spec.max_model_len)
 
     prompt_chain = text.block_chain(prompt, settings.spec.block_size)
-    tail = "".join(prompt[len(prompt_chain) * settings.spec.block_size :])
-    origin = prompt_chain[-1].hex() if prompt_chain else ""
-    rng = random.Random(f"{settings.seed}/{body.get('seed')}/{origin}/{tail}")
+    rng = _source((settings.seed, body.get("seed")), prompt)
     length = _drawn_length(settings, rng)
     function, named_tool = _called_tool(body, rng, settings.tool_share)
     forced = bool(body.get("ignore_eos")) and named_limit
