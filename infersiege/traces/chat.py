@@ -54,15 +54,16 @@ def check_messages(raw: object) -> list[Message]:
     messages: list[Message] = []
     open_calls: set[str] = set()
     for message in raw:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str) or role not in ROLES:
             raise UnsendableError("not_a_message")
         if "weight" in message:
             message = {key: value for key, value in message.items() if key != "weight"}
-        role = message["role"]
         if role == "tool":
-            if message.get("tool_call_id") not in open_calls:
+            ident = message.get("tool_call_id")
+            if not isinstance(ident, str) or ident not in open_calls:
                 raise UnsendableError("tool_result_without_call")
-            open_calls.discard(message["tool_call_id"])
+            open_calls.discard(ident)
         else:
             if open_calls and role != "assistant":
                 raise UnsendableError("tool_call_without_result")

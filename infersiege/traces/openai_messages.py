@@ -65,15 +65,16 @@ def read(source: Source, options: ReadOptions) -> SessionList:
     rows = 0
     seen: set[str] = set()
     for line, raw in source.json_rows():
-        full = len(sessions) if mode == "sessions" else len(groups)
-        if options.limit is not None and full >= options.limit and mode == "sessions":
+        full = options.limit is not None and len(sessions) + len(groups) >= options.limit
+        if full and mode == "sessions":
             break
         row = _unwrap(source, line, raw)
         if mode != "sessions" and row.session_id is not None:
-            if row.session_id not in groups and options.limit is not None and full >= options.limit:
-                continue
-            groups.setdefault(row.session_id, []).append(row)
-            rows += 1
+            if not full or row.session_id in groups:
+                groups.setdefault(row.session_id, []).append(row)
+                rows += 1
+            continue
+        if full:
             continue
         rows += 1
         if row.session_id is not None and row.session_id in seen:

@@ -15,7 +15,9 @@ import msgspec
 from infersiege.errors import TraceError
 
 HEAD_BYTES = 1 << 18
-"""What `sniff` functions see of a file: enough for a first row with a long prompt."""
+"""What `sniff` functions see of a file, and more where its first line is longer."""
+
+_LONGEST_LINE = 64 << 20
 
 
 class Head:
@@ -57,7 +59,10 @@ class Source:
     def head(self) -> Head:
         try:
             with self._open() as file:
-                return Head(file.read(HEAD_BYTES))
+                data = file.read(HEAD_BYTES)
+                if b"\n" not in data:
+                    data += file.readline(_LONGEST_LINE)
+                return Head(data)
         except (OSError, EOFError, zlib.error) as error:
             raise _unreadable(self.path, error) from error
 
@@ -70,18 +75,18 @@ class Source:
             raise _unreadable(self.path, error) from error
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """(1-based number, text without its line end); a byte order mark is dropped. Only LF, CR LF and CR end a line.
+        """(1-based number, text without its line end); a byte order mark is dropped. LF and CR LF end a line.
 
         Raises TraceError where the text is no UTF-8.
         """
         number = 0
         try:
-            with self._open() as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=None) as text:
-                for number, line in enumerate(text, 1):
-                    yield number, line.rstrip("\n")
+            with self._open() as file:
+                for number, line in enumerate(file, 1):
+                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise TraceError(
-                f"{self.path}:{number + 1}: is not UTF-8 ({error.reason})", hint="convert the file"
+                f"{self.path}:{number}: is not UTF-8 ({error.reason})", hint="convert the file to UTF-8"
             ) from error
         except (OSError, EOFError, zlib.error) as error:
             raise _unreadable(self.path, error) from error
