@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = ExitCode.INTERRUPTED
     except BrokenPipeError:
         code = ExitCode.PASS  # The reader of our output has seen enough.
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the last net: no traceback reaches a user
         report_fault_of_ours(error)
         code = ExitCode.INTERNAL
     sys.exit(int(code or 0))

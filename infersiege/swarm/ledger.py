@@ -6,9 +6,10 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from infersiege.records import OpenTurn, Outcome, Phase, Reason, TurnRecord
-from infersiege.swarm.spool import JournalLine, Spool
+from infersiege.swarm.spool import JournalLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,14 @@ def request_id_of(run_id: str, session_id: str, turn: int) -> str:
     return f"{run_id}.{session_id}.{turn}"
 
 
+class RecordSink(Protocol):
+    """Where a ledger's rows go. Neither call may raise or yield."""
+
+    def journal(self, line: JournalLine) -> None: ...
+
+    def add(self, record: TurnRecord) -> None: ...
+
+
 @dataclass(slots=True)
 class Ledger:
     """A worker's account of sessions and turns. No method yields to another greenlet."""
@@ -71,7 +80,7 @@ class Ledger:
     run_id: str
     worker: str
     epoch: int
-    spool: Spool
+    spool: RecordSink
     phase_of: Callable[[int], Phase]
     """Phase of an epoch instant."""
     listeners: list[Callable[[TurnRecord], None]] = field(default_factory=list)

@@ -31,7 +31,7 @@ def derive_keys(secret: bytes, role: bytes) -> tuple[bytes, bytes]:
 
 
 def parse_frames(frames: list[bytes]) -> tuple[str, Any]:
-    """(node id, message) of one multipart frame. Raises RPCReceiveError on anything else; it never ends the receiver."""
+    """(node id, message) of one multipart frame. Raises RPCReceiveError on anything else, and nothing but that."""
     try:
         address = frames[0].decode()
         message = _message.unserialize(frames[1])
