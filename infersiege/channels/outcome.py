@@ -4,7 +4,7 @@ The first of `JUDGES` that has a finding decides; their order is the meaning:
 
 1. what the server said stands before what happened to the connection: an HTTP status, an error inside the stream;
 2. then what ended the exchange: ourselves (cancelled), a deadline, a cut;
-3. then whether what came can be read, and is an answer at all;
+3. then whether what came is an answer at all, and can be read;
 4. then whether the answer is one that counts: its finish reason, its text, its end.
 
 A streamed answer that said it is over (`[DONE]`) is not undone by what happens to its connection afterwards.
@@ -193,16 +193,10 @@ def _cut(facts: _Facts) -> _Finding | None:
     return None
 
 
-def _unreadable(facts: _Facts) -> _Finding | None:
-    if facts.parse_fault is not None:
-        return _Finding(facts.parse_fault.error_class or ErrorClass.PARSE, facts.parse_fault.detail)
-    return None
-
-
 def _no_stream(facts: _Facts) -> _Finding | None:
     """A stream was asked, a 200 with some other body came (ST-27): no time of it means anything."""
     result = facts.result
-    if result.streamed or (not facts.stream_asked and facts.decoded is not None):
+    if result.streamed or (not facts.stream_asked and (facts.decoded is not None or facts.parse_fault is not None)):
         return None
     text = text_of(result.body)
     content_type = result.headers.get("content-type", "none")
@@ -222,6 +216,12 @@ def _no_stream(facts: _Facts) -> _Finding | None:
     return _Finding(
         ErrorClass.NO_OUTPUT, f"HTTP {result.status} without an answer (content type {content_type}): {gist(text)}"
     )
+
+
+def _unreadable(facts: _Facts) -> _Finding | None:
+    if facts.parse_fault is not None:
+        return _Finding(facts.parse_fault.error_class or ErrorClass.PARSE, facts.parse_fault.detail)
+    return None
 
 
 def _bad_finish(facts: _Facts) -> _Finding | None:
@@ -262,8 +262,8 @@ JUDGES: tuple[Callable[[_Facts], _Finding | None], ...] = (
     _broke,
     _no_answer,
     _cut,
-    _unreadable,
     _no_stream,
+    _unreadable,
     _bad_finish,
     _nothing,
     _no_end,

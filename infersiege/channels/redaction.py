@@ -15,7 +15,7 @@ REDACTED = "[redacted]"
 _NAMES = r"(?:x-)?api[-_ ]?key|authorization|proxy-authorization|access[-_]?token|auth[-_]?token|password|passwd|secret"
 _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?i)\b(bearer)\s+[^\s\"',;}\\]+"), rf"\1 {REDACTED}"),
-    (re.compile(r"(?i)\b(basic)\s+[a-z0-9+/]{8,}={0,2}"), rf"\1 {REDACTED}"),
+    (re.compile(r"(?i)\b(basic)\s+[a-z0-9+/=]{8,}"), rf"\1 {REDACTED}"),
     (re.compile(r"\b(?:sk|pk|rk|ak)-[\w-]{3,}|\b(?:hf_|gh[pousr]_|glpat-|AKIA|AIza)[\w-]{8,}"), REDACTED),
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?"), REDACTED),  # JSON web tokens
     (re.compile(r"(\w://)[^/\s@\"']+@"), rf"\1{REDACTED}@"),

@@ -14,6 +14,8 @@ ENDPOINTS: tuple[str, ...] = ("/chat/completions", "/completions", "/responses",
 _VERSION = re.compile(r"v\d+((alpha|beta)\d*)?", re.IGNORECASE)
 _IN_PATH = "%:@!$&'()*+,;=~-._"
 _IN_QUERY = _IN_PATH + "/?"
+_NAME = re.compile(r"[a-z0-9._-]+", re.IGNORECASE)
+_ADDRESS = re.compile(r"[0-9a-f:.]+(%[a-z0-9._-]+)?", re.IGNORECASE)
 _KEY_NAMES = re.compile(
     r"(api[-_]?)?key|(access[-_]?)?token|secret|password|sig(nature)?|subscription-key", re.IGNORECASE
 )
@@ -111,14 +113,18 @@ def _origin(base_url: str) -> str:
 
 
 def _host(host: str) -> str:
+    """As it is written in a URL: an address in brackets, a name in ASCII."""
     if ":" in host:
-        return f"[{host}]"
-    if host.isascii():
-        return host
-    try:
-        return host.encode("idna").decode()
-    except UnicodeError:
-        raise UsageError(f"base_url has a host that is no name: {host}", hint="write it in its xn-- form") from None
+        if _ADDRESS.fullmatch(host):
+            return f"[{host}]"
+    else:
+        try:
+            name = host.encode("idna").decode()
+        except UnicodeError:
+            name = ""
+        if _NAME.fullmatch(name):
+            return name
+    raise UsageError(f"base_url has a host that is neither a name nor an address: {host!r}", hint="check its spelling")
 
 
 def _refuse_keys(query: str) -> None:
