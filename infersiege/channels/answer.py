@@ -115,7 +115,7 @@ class Answer:
                 if flags & DONE:
                     self.done_ns = stamp_ns
             elif payloads:
-                self._several(stamp_ns, stamp_ns if earliest_ns is None else earliest_ns, payloads)
+                self._several(stamp_ns, stamp_ns if earliest_ns is None else earliest_ns, payloads, body)
         return self.done_ns is not None
 
     def end(self) -> None:
@@ -127,7 +127,7 @@ class Answer:
             self._unterminated()
         self._figures()
 
-    def _several(self, stamp_ns: int, earliest_ns: int, payloads: list[bytes]) -> None:
+    def _several(self, stamp_ns: int, earliest_ns: int, payloads: list[bytes], body: bytes) -> None:
         """Any read: it may hold the first token, the first answer, and more than one chunk."""
         chunks = 0
         last = len(payloads) - 1
@@ -141,7 +141,7 @@ class Answer:
                 chunks += 1
                 if self.first_token_ns is None:
                     self.first_token_ns = stamp_ns
-                    alone = index == last and not self._events.trailing
+                    alone = index == last and _ends_with(body, payload)
                     self.first_token_slack_ns = 0 if alone else max(0, stamp_ns - earliest_ns)
                 if flags & ANSWER and self.first_answer_ns is None:
                     self.first_answer_ns = stamp_ns
@@ -184,3 +184,9 @@ class Answer:
         if self.fault is None:
             quoted = payload[:QUOTED_BYTES].decode("utf-8", "backslashreplace")
             self.fault = StreamFault(error_class=ErrorClass.PARSE, detail=f"event is not valid ({error}): {quoted!r}")
+
+
+def _ends_with(body: bytes, payload: bytes) -> bool:
+    """Whether the event of this payload is the last thing in the read (its beginning may have come in reads before)."""
+    text = body.rstrip(b"\r\n")
+    return text.endswith(payload) or payload.endswith(text)

@@ -31,7 +31,6 @@ class EventStream:
         "_held",
         "_searched",
         "keepalives",
-        "trailing",
         "unterminated",
     )
 
@@ -40,8 +39,6 @@ class EventStream:
         """Comment lines and events with empty data."""
         self.unterminated = 0
         """1 when the stream ended inside an event that had data."""
-        self.trailing = False
-        """The last `feed` left something behind its last whole event (a comment, or part of the next event)."""
         self._fast = fast
         self._clean = fast
         """Nothing is held back, and the last byte was no CR."""
@@ -70,7 +67,6 @@ class EventStream:
 
     def _feed_any(self, body: bytes) -> list[bytes]:
         payloads = self._take(body)
-        self.trailing = bool(self._held)
         self._clean = self._fast and not self._held and not self._after_cr
         return payloads
 
