@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from infersiege.emulator import text
 from infersiege.emulator.answer import Answer, RefusedError, plan_answer
+from infersiege.emulator.command import emulate
 from infersiege.emulator.faults import Fault, parse_fault
 from infersiege.emulator.frames import Frames
 from infersiege.emulator.model import EngineSpec
 from infersiege.emulator.settings import EmulatorSettings
+from infersiege.emulator.truthlog import RequestTruth
 from infersiege.errors import UsageError
 
 SETTINGS = EmulatorSettings(model="m", spec=EngineSpec(max_model_len=1_024))
@@ -296,3 +302,17 @@ def test_which_requests_get_the_fault() -> None:
     settings = EmulatorSettings(fault=Fault(html=True), fault_every=3, fault_first=6)
     assert [number for number in range(1, 13) if settings.fault_of(number)] == [3, 6]
     assert EmulatorSettings().fault_of(1) is None
+
+
+def test_the_page_in_docs_names_every_option_fault_and_field() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "emulator.md").read_text()
+    options = [
+        name
+        for option in emulate.params
+        if isinstance(option, click.Option) and not option.hidden
+        for name in (*option.opts, *option.secondary_opts)
+    ]
+    names = [entry.name for entry in (*fields(Fault), *fields(RequestTruth))]
+    assert len(options) > 25 and len(names) > 35
+    missing = [name for name in (*options, *names) if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", page)]
+    assert missing == []

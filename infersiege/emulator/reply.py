@@ -107,8 +107,8 @@ class Reply:
         self.truth.finish = finish
         self.truth.done_ns = time.monotonic_ns()
         self._outlet.write(frames.event({"error": error}))
-        self._outlet.write(frames.DONE + frames.END)
         self._end()
+        self._outlet.write(frames.DONE + frames.END)
         self._outlet.end()
 
     def _choose_outlet(self) -> Outlet:
@@ -119,6 +119,7 @@ class Reply:
         return DirectOutlet(self._connection)
 
     def _end(self) -> None:
+        """Before the last write: whoever has the whole answer finds its row in the log."""
         self._is_over = True
         self.truth.cached_tokens = self.sequence.cached_tokens
         self.truth.preemptions = self.sequence.preemptions
@@ -198,8 +199,8 @@ class Reply:
 
     def _write_end(self, data: bytes) -> None:
         if not self._is_over:
-            self._outlet.write(data)
             self._end()
+            self._outlet.write(data)
             self._outlet.end()
 
     def _write_whole(self, due_ns: int) -> None:
@@ -212,9 +213,9 @@ class Reply:
         self.truth.output_tokens = tokens
         self.truth.done_ns = time.monotonic_ns()
         self.truth.late_ns = self.truth.done_ns - due_ns
-        self._outlet.write(data)
         self._count_finish()
         self._end()
+        self._outlet.write(data)
         self._outlet.end()
 
     def _count_finish(self) -> None:
@@ -240,8 +241,8 @@ class Reply:
             self._connection.close()
         elif at == fault.eof_after:
             self.truth.finish = "eof"
-            self._outlet.write(frames.END)
             self._end()
+            self._outlet.write(frames.END)
             self._outlet.end()
         else:
             self.truth.finish, self.truth.done_ns = "hang", None

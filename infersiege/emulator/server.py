@@ -198,8 +198,8 @@ class EmulatorServer:
     def _answer_early(self, connection: Connection, truth: RequestTruth, status: int, data: bytes) -> None:
         truth.status = status
         truth.done_ns = time.monotonic_ns()
-        self._answer(connection, data)
         self._log.write(truth)
+        self._answer(connection, data)
 
     def _submit_late(self, reply: Reply, connection: Connection) -> None:
         if not reply.is_over:
