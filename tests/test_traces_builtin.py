@@ -1,0 +1,316 @@
+"""The built-in workloads and the text they are written with."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infersiege.errors import InternalError, TraceError
+from infersiege.records import BlockText, Turn
+from infersiege.traces import (
+    BUILTINS,
+    CHARS_PER_TOKEN,
+    LATER_READERS,
+    READERS,
+    Conversation,
+    Synthesizer,
+    describe,
+    open_trace,
+)
+
+DOCS = Path(__file__).parents[1] / "docs" / "traces.md"
+
+
+def test_text_is_the_same_for_the_same_seed_scope_and_id():
+    assert Synthesizer(1).block("a", 1, 50) == Synthesizer(1).block("a", 1, 50)
+    others = [
+        Synthesizer(2).block("a", 1, 50),
+        Synthesizer(1).block("b", 1, 50),
+        Synthesizer(1).block("a", 2, 50),
+    ]
+    assert len({text.split()[0] for text in [Synthesizer(1).block("a", 1, 50), *others]}) == 4
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_different_ids_differ_from_the_first_word(language):
+    synthesizer = Synthesizer(7, cache_bytes=0)
+    texts = [synthesizer.block("s", ident, 30, language) for ident in range(20_000)]
+    firsts = {re.split(r"[ ，]", text)[0] for text in texts}
+    assert len(firsts) == len(texts)
+
+
+@settings(deadline=None)
+@given(
+    ident=st.integers(-(2**62), 2**62),
+    few=st.integers(1, 3000),
+    more=st.integers(0, 60_000),
+    language=st.sampled_from(["en", "zh"]),
+)
+def test_fewer_tokens_of_an_id_are_a_prefix_of_more(ident, few, more, language):
+    """A block that one row fills in part and another in full is still shared as far as it goes."""
+    synthesizer = Synthesizer(1)
+    assert synthesizer.block("s", ident, few + more, language).startswith(synthesizer.block("s", ident, few, language))
+
+
+@settings(deadline=None)
+@given(tokens=st.integers(16, 80_000), language=st.sampled_from(["en", "zh"]), ratio=st.floats(2.5, 8))
+def test_length_follows_the_ratio(tokens, language, ratio):
+    synthesizer = Synthesizer(1, chars_per_token={language: ratio})
+    assert len(synthesizer.block("s", 3, tokens, language)) == round(tokens * ratio)
+
+
+def test_zero_tokens_are_no_text_and_ids_are_joined():
+    synthesizer = Synthesizer(1)
+    block = BlockText(scope="s", ids=(1, 2, 3), tokens=(5, 0, 9))
+    assert synthesizer.text(block) == synthesizer.block("s", 1, 5) + "\n" + synthesizer.block("s", 3, 9)
+    assert synthesizer.text(BlockText(scope="s", ids=(1,), tokens=(0,))) == ""
+
+
+def test_ratio_must_be_above_zero():
+    with pytest.raises(InternalError, match="chars per token"):
+        Synthesizer(1, chars_per_token={"en": 0.0})
+
+
+def test_cache_is_bounded_and_changes_nothing():
+    small, none = Synthesizer(1, cache_bytes=20_000), Synthesizer(1, cache_bytes=0)
+    for ident in [*range(30), *range(30)]:
+        for language in ("en", "zh"):
+            assert small.block("s", ident, 400, language) == none.block("s", ident, 400, language)
+    assert 0 < small.cached_bytes <= 20_000
+    assert none.cached_bytes == 0
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_text_is_made_at_50_megabytes_per_second(language):
+    """The best of several tries: this machine may be busy, and the bound is a tenth of what it does alone."""
+    synthesizer = Synthesizer(1, cache_bytes=0)
+    synthesizer.block("s", 0, 10, language)
+    best = 0.0
+    for attempt in range(5):
+        begun = time.perf_counter()
+        size = sum(len(synthesizer.block("s", attempt * 10_000 + k, 512, language)) for k in range(4000))
+        best = max(best, size * (3 if language == "zh" else 1) / (time.perf_counter() - begun))
+    assert best > 50e6
+
+
+def turns_of(name: str, sessions: int = 400, **options: object) -> list[Turn]:
+    trace = open_trace(f"builtin:{name}", seed=1, options=options)
+    return [turn for index in range(sessions) for turn in trace.session(index).turns]
+
+
+def test_short_qa_lengths_are_as_documented():
+    described = describe(open_trace("builtin:short-qa"), sample=4000)
+    assert described.prompt_tokens is not None
+    assert described.output_tokens is not None
+    assert described.prompt_tokens.p50 == pytest.approx(100, rel=0.1)
+    assert described.output_tokens.p50 == pytest.approx(130, rel=0.1)
+    assert described.output_tokens.p90 == pytest.approx(130 * math.exp(0.86 * 1.2816), rel=0.12)
+
+
+def test_long_document_lengths_are_as_documented():
+    described = describe(open_trace("builtin:long-document"), sample=1500)
+    assert described.prompt_tokens is not None
+    assert described.output_tokens is not None
+    assert described.prompt_tokens.p50 == pytest.approx(8_400, rel=0.1)
+    assert described.output_tokens.p50 == pytest.approx(170, rel=0.1)
+
+
+def test_agent_shape_is_as_documented():
+    trace = open_trace("builtin:agent", seed=2)
+    sessions = [trace.session(index) for index in range(600)]
+    counts = sorted(len(session.turns) for session in sessions)
+    assert counts[300] == pytest.approx(45, rel=0.15)
+    first = sorted(session.turns[0].asked_prompt_tokens or 0 for session in sessions)
+    assert first[300] == pytest.approx(24_000, rel=0.1)
+    later = [turn for session in sessions for turn in session.turns[1:]]
+    by_tool = [turn for turn in later if turn.messages[0]["role"] == "tool"]
+    assert len(by_tool) / len(later) == pytest.approx(0.85, abs=0.02)
+    appended = sorted(turn.texts[0].tokens[0] for turn in later if turn.texts[0] is not None)
+    assert appended[len(appended) // 2] == pytest.approx(660, rel=0.1)
+    assert 0.02 <= sum(tokens >= 10_000 for tokens in appended) / len(appended) <= 0.04
+    outputs = sorted(turn.asked_output_tokens or 0 for turn in later)
+    assert outputs[len(outputs) // 2] == pytest.approx(216, rel=0.1)
+    delays = sorted(turn.delay_ns / 1e9 for turn in by_tool)
+    assert delays[len(delays) // 2] == pytest.approx(9, rel=0.1)
+    waits = sorted(turn.delay_ns / 1e9 for turn in later if turn.messages[0]["role"] == "user")
+    assert waits[len(waits) // 2] == pytest.approx(100, rel=0.15)
+
+
+def test_agent_prefix_is_shared_and_of_the_asked_size():
+    trace = open_trace("builtin:agent")
+    synthesizer = Synthesizer(1)
+    starts = []
+    for index in (0, 1):
+        session = trace.session(index)
+        assert session.shares_prefix
+        turn = Conversation(session, synthesizer=synthesizer).next_turn()
+        assert turn is not None
+        starts.append((turn.tools, turn.messages[0]))
+        assert turn.messages[1]["content"].split()[0] not in {str(seen) for seen in starts[:-1]}
+    assert starts[0] == starts[1]
+    chars = len(str(starts[0][0])) + len(str(starts[0][1]["content"]))
+    assert chars / CHARS_PER_TOKEN["en"] == pytest.approx(15_000, rel=0.1)
+
+
+def test_agent_asked_prompt_tokens_add_up():
+    """What a request is said to hold is what is written into it, by the same ratio."""
+    trace = open_trace("builtin:agent", options={"calls": 8}, length_scale=0.1)
+    synthesizer = Synthesizer(1)
+    conversation = Conversation(trace.session(4), synthesizer=synthesizer)
+    while (turn := conversation.next_turn()) is not None:
+        chars = len(str(turn.tools)) + sum(
+            len(str(m["content"] or "")) + len(str(m.get("tool_calls", ""))) for m in turn.messages
+        )
+        assert turn.asked_prompt_tokens is not None
+        assert chars / CHARS_PER_TOKEN["en"] == pytest.approx(turn.asked_prompt_tokens, rel=0.15)
+        conversation.answered("x")
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, 0.01, 0.001])
+def test_agent_scales_down_to_small_models(scale):
+    trace = open_trace("builtin:agent", length_scale=scale, options={"calls": 5, "calls_sigma": 0})
+    turns = trace.session(0).turns
+    assert len(turns) == 5
+    asked = turns[0].asked_prompt_tokens
+    assert asked is not None
+    assert asked <= 60_000 * scale + 400
+    assert (
+        turns[0].asked_output_tokens
+        == open_trace("builtin:agent", options={"calls": 5, "calls_sigma": 0}).session(0).turns[0].asked_output_tokens
+    ), "output has a scale of its own"
+
+
+def test_agent_without_tools():
+    turns = turns_of("agent", 5, prefix_tokens=0, tool_share=0.0, calls=3)
+    assert all(turn.messages[0]["role"] == "user" for turn in turns)
+    assert all("tool_calls" not in turn.recorded_answer[0] for turn in turns)
+
+
+def test_long_document_questions_as_turns_keep_the_document_in_the_history():
+    trace = open_trace("builtin:long-document", length_scale=0.01, options={"questions": 3})
+    session = trace.session(5)
+    assert len(session.turns) == 3
+    assert not session.shares_prefix
+    conversation = Conversation(session, synthesizer=Synthesizer(1))
+    requests = []
+    while (turn := conversation.next_turn()) is not None:
+        requests.append(turn.messages)
+        conversation.answered("x")
+    assert requests[2][: len(requests[1])] == requests[1]
+    assert len({request[-1]["content"] for request in requests}) == 3
+
+
+def test_long_document_questions_as_sessions_share_the_document():
+    options = {"questions": 3, "questions_as": "sessions"}
+    trace = open_trace("builtin:long-document", length_scale=0.01, options=options)
+    as_turns = open_trace("builtin:long-document", length_scale=0.01, options={"questions": 3})
+    sessions = [trace.session(index) for index in range(6)]
+    assert [len(session.turns) for session in sessions] == [1] * 6
+    assert all(session.shares_prefix for session in sessions)
+    documents = [session.turns[0].texts[0] for session in sessions]
+    assert documents[0] == documents[1] == documents[2] != documents[3]
+    assert documents[0] == as_turns.session(0).turns[0].texts[0]
+    questions = [session.turns[0].messages[0]["content"] for session in sessions]
+    assert questions[:3] == [turn.messages[0]["content"] for turn in as_turns.session(0).turns]
+    assert len({session.session_id for session in sessions}) == 6
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_builtins_are_deterministic_endless_and_speak_the_language(name, language):
+    traces = [open_trace(f"builtin:{name}", seed=3, language=language, length_scale=0.05) for _ in range(2)]
+    assert traces[0].sessions is None
+    assert [traces[0].session(k) for k in (0, 9, 10**9)] == [traces[1].session(k) for k in (0, 9, 10**9)]
+    other = open_trace(f"builtin:{name}", seed=4, language=language, length_scale=0.05)
+    assert other.session(9) != traces[0].session(9)
+    turn = Conversation(traces[0].session(2), synthesizer=Synthesizer(3)).next_turn()
+    assert turn is not None
+    text = "".join(str(message["content"]) for message in turn.messages)
+    assert bool(re.search("[一-鿿]", text)) is (language == "zh")
+    with pytest.raises(IndexError):
+        traces[0].session(-1)
+
+
+def test_limit_makes_a_builtin_finite():
+    trace = open_trace("builtin:short-qa", limit=3)
+    assert trace.sessions == 3
+    with pytest.raises(IndexError):
+        trace.session(3)
+
+
+def test_short_questions_of_two_sessions_differ():
+    trace = open_trace("builtin:short-qa", seed=1)
+    synthesizer = Synthesizer(1)
+    seen = set()
+    for index in range(300):
+        turn = Conversation(trace.session(index), synthesizer=synthesizer).next_turn()
+        assert turn is not None
+        seen.add(str(turn.messages))
+    assert len(seen) == 300
+
+
+@pytest.mark.parametrize(
+    ("options", "messages"),
+    [
+        ({"cals": 3}, ["option 'cals' is unknown, did you mean 'calls'?"]),
+        ({"zzz": 3}, ["option 'zzz' is unknown"]),
+        ({"calls": 0}, ["option 'calls' is at least 1, not 0"]),
+        ({"calls": 2.5}, ["option 'calls' is a whole number, not 2.5"]),
+        ({"calls": True}, ["option 'calls' is a number, not True"]),
+        ({"calls": "3"}, ["option 'calls' is a number, not '3'"]),
+        ({"tool_share": 1.5}, ["option 'tool_share' is at most 1, not 1.5"]),
+        ({"tool_share": float("nan")}, ["option 'tool_share' is a finite number, not nan"]),
+        (
+            {"cals": 1, "tool_share": -1, "append_p50": "x"},
+            ["'cals' is unknown", "'tool_share' is at least 0", "'append_p50' is a number"],
+        ),
+    ],
+)
+def test_options_are_checked_all_at_once(options, messages):
+    with pytest.raises(TraceError) as caught:
+        open_trace("builtin:agent", options=options)
+    assert str(caught.value).startswith("builtin:agent: ")
+    for message in messages:
+        assert message in str(caught.value)
+    assert "tool_share" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("long-document", {"questions_as": "tunrs"}, "option 'questions_as' is one of turns, sessions, not 'tunrs'"),
+        ("short-qa", {"system_tokens": -1}, "option 'system_tokens' is at least 0"),
+    ],
+)
+def test_choices_and_bounds(name, options, message):
+    with pytest.raises(TraceError, match=message):
+        open_trace(f"builtin:{name}", options=options)
+
+
+def test_whole_numbers_are_taken_where_a_number_is_wanted():
+    turns_of("agent", 1, tool_share=1, calls=2)
+
+
+def documented(heading: str) -> dict[str, str]:
+    """Rows of the table under a heading: name -> default."""
+    section = DOCS.read_text(encoding="utf-8").split(f"### `{heading}`\n")[1].split("\n#")[0]
+    return dict(re.findall(r"^\| `([a-z0-9_]+)` \| `([^`]*)` \|", section, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", [*BUILTINS, *(name for name, reader in READERS.items() if reader.options)])
+def test_docs_name_every_option_with_its_default(name):
+    table = BUILTINS[name].options if name in BUILTINS else READERS[name].options
+    wanted = {key: str(option.default).lower() for key, option in table.items()}
+    assert documented(name) == wanted
+
+
+def test_docs_name_every_format():
+    text = DOCS.read_text(encoding="utf-8")
+    for name in [*READERS, *LATER_READERS, *(f"builtin:{name}" for name in BUILTINS)]:
+        assert f"`{name}`" in text
