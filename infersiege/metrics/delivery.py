@@ -100,15 +100,28 @@ def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> D
     if load.mode == "closed":
         users = load.users or 0
         flows = [flow for (scenario, _), flow in collector.flows.items() if load.scenario in (None, scenario)]
-        start_ns = instants(flow.session_start for flow in flows)
-        end_ns = instants(flow.session_end for flow in flows) + SWITCH_NS
-        alive = min(mean_alive(start_ns, end_ns, (window,)) or 0.0, float(users))
+        alive = (users_alive(flows, (window,)) or 0.0) + _switching(flows, window)
         # When everything fails at once, the time between two attempts is most of a user's life, and no fault of ours.
         dead = collector.outcomes[Outcome.FAILED] > 0 and not collector.outcomes[Outcome.OK]
-        return Delivered(load, window, None if dead or not users else alive / users, users, alive)
+        return Delivered(load, window, None if dead or not users else min(alive / users, 1.0), users, alive)
     cut = Cut(scenario=load.scenario, stage=window.stage)
     cells = [cell for key, cell in collector.cells.items() if cut.covers(*key)]
     due = sum(cell.tally["arrivals"] for cell in cells)
     begun = sum(cell.tally["arrivals_begun"] for cell in cells)
     expected = None if load.rate is None else load.rate * window.duration_ns / SECOND_NS
     return Delivered(load, window, begun / due if due else None, due, begun, expected)
+
+
+def _switching(flows: Iterable[Flow], window: SteadyWindow) -> float:
+    """Mean number of users between two sessions: each end is paired with the next start within SWITCH_NS."""
+    flows = list(flows)
+    starts = np.sort(instants(flow.session_start for flow in flows)).tolist()
+    ends = np.sort(instants(flow.session_end for flow in flows)).tolist()
+    between_ns, free = 0, 0
+    for start_ns in starts:
+        while free < len(ends) and ends[free] < start_ns - SWITCH_NS:
+            free += 1
+        if free < len(ends) and ends[free] <= start_ns:
+            between_ns += max(0, min(start_ns, window.end_ns) - max(ends[free], window.start_ns))
+            free += 1
+    return between_ns / window.duration_ns
