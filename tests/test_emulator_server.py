@@ -263,6 +263,23 @@ def test_the_log_agrees_with_a_simple_client(emulator: EmulatorProcess) -> None:
     assert 78e6 - row["late_ns"] - 1e6 <= span_ns <= 78e6 + row["late_ns"]
 
 
+@pytest.mark.parametrize(
+    ("characters", "steps", "reason"),
+    [(400, 1, "one chunk"), (8_000, 2, "2,008 tokens in chunks of 1,500"), (16_000, 3, "and 4,008")],
+)
+def test_ttft_is_the_equations_to_the_nanosecond(characters: int, steps: int, reason: str, tmp_path: Path) -> None:
+    """Write time minus its own lateness is the model's time: n steps of 3.5 ms, and 0.05 ms per prompt token."""
+    options = ("--step-base-ms", "3", "--step-per-sequence-ms", "0.5", "--prefill-rate", "20000")
+    budget = ("--max-num-batched-tokens", "1500", "--output-tokens", "1", "--model", "tiny")
+    with EmulatorProcess(*options, *budget, log=tmp_path / "log") as process:
+        post(process.port, body_of(messages=[{"role": "user", "content": "x" * characters}]))
+        (row,) = process.truth()
+    tokens = characters // 4 + 8
+    assert row["prompt_tokens"] == tokens and row["late_ns"] >= 0
+    model_ns = row["first_token_ns"] - row["late_ns"] - row["received_ns"]
+    assert model_ns == steps * 3_500_000 + tokens * 50_000, reason
+
+
 def test_prefix_caching_is_told_in_usage_and_metrics(emulator: EmulatorProcess) -> None:
     before = samples(emulator.port)
     talk: list[dict[str, Any]] = [{"role": "user", "content": "Remember this number: " + "0123456789" * 40}]
