@@ -370,8 +370,8 @@ class RunDirectory:
         """Raises RunDirectoryError (missing, unreadable, newer schema)."""
         return self._read(SUMMARY, Summary)
 
-    def has_summary(self) -> bool:
-        return (self.path / SUMMARY).exists()
+    def has_events(self) -> bool:
+        return (self.path / EVENTS).exists()
 
     def read_turns(self, on_torn: Callable[[str], None] | None = None) -> Iterator[TurnRecord]:
         """Every turn of the run, in file order, one at a time (a run may have millions).

@@ -280,14 +280,16 @@ def _session(
             cached, prompt = prompt // 16 * 16, prompt + output + random_.randint(40, 600)
 
 
-def write_run(path: Path, rows: list[TurnRecord], plan_: Plan | None = None, *, emulated: bool = True) -> RunDirectory:
+def write_run(
+    path: Path, rows: list[TurnRecord], plan_: Plan | None = None, *, emulated: bool = True, steady_s: int = 240
+) -> RunDirectory:
     """A finished run directory of these turns, its files closed."""
     plan_ = plan() if plan_ is None else plan_
     run = RunDirectory.create(path, name=plan_.run.name or "", now_ns=START_NS)
     sessions: dict[str, int] = {"agent": 0, "short-qa": 0}
     for row in rows:
         sessions[row.scenario] = sessions.get(row.scenario, 0) + (row.turn == 0)
-    run.write_plan(plan_file(plan_, turns=len(rows), emulated=emulated, sessions=sessions))
+    run.write_plan(plan_file(plan_, turns=len(rows), emulated=emulated, sessions=sessions, steady_s=steady_s))
     run.append_turn_lines(msgspec.json.Encoder().encode_lines(rows))
     run.close()
     return run

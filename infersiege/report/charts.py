@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.histogram import Histogram, bucket_bounds
 from infersiege.records import Distribution, GroupSummary, WindowRow
 from infersiege.report.collect import Collected
-from infersiege.report.numbers import SECOND_NS, count, figure, milliseconds, number, share
+from infersiege.report.numbers import SECOND_NS, count, figure, milliseconds, number, printable, share
 from infersiege.rundir import StageFacts
 
 Figure = dict[str, Any]
@@ -90,6 +91,11 @@ class Bins:
             if index is not None and sparse:
                 made[index].merge(Histogram.from_sparse(sparse))
         return made
+
+
+def _name(label: str) -> str:
+    """A name for a legend: plotly takes tags and entities in labels, names of a plan are to be read as they are."""
+    return escape(printable(label), quote=False)
 
 
 def _short(value: float) -> float:
@@ -256,7 +262,7 @@ class Series:
         for place, name in enumerate(classes):
             y = self.bins.sums(self.collected.errors_by_second[name].items())
             color = RED if place == 0 else PALETTE[place % len(PALETTE)]
-            data.append({"type": "bar", "name": name, "x": self.x, "y": y, "marker": {"color": color}})
+            data.append({"type": "bar", "name": _name(name), "x": self.x, "y": y, "marker": {"color": color}})
         words = ", ".join(f"{name} {count(self.collected.errors[name])}" for name in classes)
         layout = self._layout(f"turns in {self.bins.width} s", barmode="stack", bargap=0)
         return Chart(
@@ -387,7 +393,7 @@ def _shape(
     data: list[Figure] = []
     for place, (scenario, part) in enumerate(sorted(parts.items())):
         marker = {"color": PALETTE[place % len(PALETTE)], "opacity": 0.75}
-        bar = {"type": "bar", "name": scenario, "x": middles, "y": _bars(part, edges), "width": widths}
+        bar = {"type": "bar", "name": _name(scenario), "x": middles, "y": _bars(part, edges), "width": widths}
         data.append({**bar, "marker": marker})
     x, y = _ecdf(whole)
     data.append(_line("cumulative", x, y, "#888888", yaxis="y2", line={"width": 1.6, "shape": "hv"}))

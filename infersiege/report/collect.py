@@ -11,6 +11,7 @@ import msgspec
 from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.histogram import Histogram
 from infersiege.records import Outcome, Phase, TurnRecord
+from infersiege.redact import scrub
 from infersiege.report.numbers import SECOND_NS
 
 SLOWEST = 12
@@ -133,7 +134,9 @@ def _tokens(made: Collected, turn: TurnRecord) -> None:
 def _failed(made: Collected, turn: TurnRecord) -> None:
     name = "unknown" if turn.error_class is None else turn.error_class.value
     made.errors[name] = made.errors.get(name, 0) + 1
-    made.examples.setdefault(name, turn.error_detail or f"HTTP {turn.http_status}")
+    if name not in made.examples:
+        # Records are redacted where they are made; a report is passed on further than a run directory.
+        made.examples[name] = scrub(turn.error_detail or f"HTTP {turn.http_status}")
     ended = turn.closed_ns or turn.sent_ns or turn.due_ns
     seconds = made.errors_by_second.setdefault(name, {})
     seconds[ended // SECOND_NS] = seconds.get(ended // SECOND_NS, 0) + 1

@@ -8,7 +8,7 @@ from infersiege.metrics.definitions import METRICS
 from infersiege.records import GroupSummary, Summary, Verdict
 from infersiege.report.markup import items, text
 from infersiege.report.numbers import ABSENT, count, figure, milliseconds, number, share
-from infersiege.report.tables import why_absent
+from infersiege.report.tables import rule_detail, why_absent
 
 VERDICTS: Mapping[Verdict, tuple[str, str]] = {
     Verdict.PASS: ("pass", "every rule holds"),
@@ -22,7 +22,11 @@ def verdict(summary: Summary) -> str:
     """The verdict and why. A run that nobody gated says so, and is invalid all the same when it is."""
     verdict = summary.verdict
     reasons = list(summary.invalid)
-    reasons += [f"{rule.name}: {rule.detail}" for rule in summary.rules if rule.verdict is not Verdict.PASS]
+    reasons += [
+        f"{rule.name}: {rule_detail(rule, summary)}"
+        for rule in summary.rules
+        if rule.verdict in (Verdict.FAIL, Verdict.NO_DATA)
+    ]
     if verdict is None and summary.invalid:
         verdict = Verdict.INVALID
     if verdict is None:

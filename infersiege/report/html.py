@@ -19,7 +19,7 @@ from infersiege.report.headline import VERDICTS, cards, emulated, verdict
 from infersiege.report.markup import absent, grid, items, script_json, section, table, text
 from infersiege.report.numbers import count, figure, milliseconds, moment, number, share, span
 from infersiege.report.page import POLICY, SCRIPT, STYLE
-from infersiege.report.tables import LATENCY_COLUMNS, conservation, group_name, trace_lines, why_absent
+from infersiege.report.tables import LATENCY_COLUMNS, conservation, group_name, rule_detail, trace_lines, why_absent
 from infersiege.rundir import PlanFile
 
 EVENTS_SHOWN = 200
@@ -87,7 +87,9 @@ def _rules(summary: Summary) -> str:
         name = text(rule.name) + (' <span class="soft">(warns only)</span>' if rule.severity == "warn" else "")
         name += ' <span class="soft">(built in)</span>' if rule.built_in else ""
         verdict = f'<span class="v-{kind}"><b>{rule.verdict.value.upper()}</b></span>'
-        rows.append([verdict, name, text(figure(rule.value, rule.unit)), count(rule.n), text(rule.detail)])
+        rows.append(
+            [verdict, name, text(figure(rule.value, rule.unit)), count(rule.n), text(rule_detail(rule, summary))]
+        )
     columns = [("Verdict", "", False), ("Rule", "", False), ("Value", "", True), ("n", "", True), ("Why", "", False)]
     return table("Rules of the plan and built-in rules", columns, rows)
 

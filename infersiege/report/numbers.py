@@ -61,6 +61,8 @@ def figure(value: float | None, unit: str) -> str:
         return f"{number(ms)} ms" if ms < 10_000 else f"{number(ms / 1000)} s"
     if unit in ("ratio", "share", "%"):
         return share(value)
+    if unit in ("turns", "tokens") and value == int(value):
+        return f"{int(value):,} {unit}"
     return f"{number(value)} {unit}".rstrip()
 
 

@@ -52,7 +52,10 @@ def _loads(plan: Plan, stages: Sequence[str]) -> Iterator[AskedLoad]:
     """What the plan asked for, by stage."""
     load = plan.load
     if not load.stages:
-        yield AskedLoad(mode=load.mode, users=load.users, rate=load.rate)
+        # A run that ends after so many sessions runs out of them before its last users are done: what was asked is the
+        # sessions, not the users.
+        counted = plan.run.stop is not None and plan.run.stop.sessions is not None
+        yield AskedLoad(mode=load.mode, users=None if counted else load.users, rate=load.rate)
     for name, stage in zip(stages, load.stages, strict=False):
         yield AskedLoad(mode=load.mode, stage=name, users=stage.users, rate=stage.rate)
 
@@ -116,8 +119,10 @@ def read(run: RunDirectory) -> Rebuilt:
 
 
 def _events(run: RunDirectory, noticed: list[str]) -> tuple[EventRow, ...]:
-    """Events only tell more: damage there is a warning, and the run can still be read."""
+    """Events only tell more: without them the run is as good, and damage there is a warning."""
     events: list[EventRow] = []
+    if not run.has_events():
+        return ()
     try:
         events.extend(run.read_events())
     except RunDirectoryError as error:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.records import Counts, GroupSummary, Outcome, RuleResult, Summary, TurnRecord, Verdict
+from infersiege.redact import scrub
 from infersiege.report.numbers import (
     ABSENT,
     count,
@@ -57,6 +58,12 @@ def group_name(group: GroupSummary) -> str:
     return " · ".join(part for part in parts if part) or "all"
 
 
+_WHY_MISSING: Mapping[str, str] = {
+    "ttft": "not streamed",
+    "tpot": "not streamed, no token count, fewer than 2 tokens, or one burst",
+}
+
+
 def why_absent(group: GroupSummary, metric: str, stat: str) -> str:
     """Why a group has no such figure, as one sentence without a full stop."""
     found = group.distributions.get(metric)
@@ -64,7 +71,7 @@ def why_absent(group: GroupSummary, metric: str, stat: str) -> str:
     if found is None or found.n == 0:
         if group.counts.ok == 0:
             return "no turn was ok in the steady phase"
-        return f"none of the {group.counts.ok:,} ok turns gave a {name} (not streamed, one burst, or one token)"
+        return f"no ok turn gave a {name} ({_WHY_MISSING.get(metric, 'not streamed, or not told by the server')})"
     kind = STATS[stat]
     if found.n < kind.floor:
         return f"{stat.replace('_', '.')} needs {kind.floor:,} turns"
@@ -178,7 +185,7 @@ def error_examples(turns: Iterable[TurnRecord], classes: Iterable[str]) -> dict[
     for turn in turns:
         name = None if turn.error_class is None else turn.error_class.value
         if turn.outcome is Outcome.FAILED and name in wanted and name not in found:
-            found[name] = turn.error_detail or f"HTTP {turn.http_status}"
+            found[name] = scrub(turn.error_detail or f"HTTP {turn.http_status}")
             if len(found) == len(wanted):
                 break
     return found
@@ -213,17 +220,27 @@ def trace_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def rule_table(rules: Sequence[RuleResult]) -> Table:
+def rule_detail(rule: RuleResult, summary: Summary) -> str:
+    """Why a rule's verdict is what it is, without the reason of an invalid run, which stands there once."""
+    said = rule.detail
+    return said.removesuffix(f" (run invalid: {summary.invalid[0]})") if summary.invalid else said
+
+
+def rule_table(summary: Summary) -> Table:
     """One row per rule: verdict in words, value, n, and why."""
     table = _table("Rules", (("verdict", True), ("rule", True), ("value", False), ("n", False)))
     table.columns[1].no_wrap = False
     table.columns[1].overflow = "fold"
     table.add_column("why", overflow="fold", ratio=1)
-    for rule in rules:
+    for rule in summary.rules:
         name = printable(rule.name) + (" (warn only)" if rule.severity == "warn" else "")
         verdict = Text(rule.verdict.value.upper(), style=VERDICT_STYLE[rule.verdict])
         table.add_row(
-            verdict, Text(name), Text(figure(rule.value, rule.unit)), Text(count(rule.n)), Text(printable(rule.detail))
+            verdict,
+            Text(name),
+            Text(figure(rule.value, rule.unit)),
+            Text(count(rule.n)),
+            Text(printable(rule_detail(rule, summary))),
         )
     return table
 
@@ -276,7 +293,7 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
 
 def print_rules(summary: Summary, console: Console) -> None:
     """The rules, the verdict and, of an invalid run, why."""
-    console.print(rule_table(summary.rules))
+    console.print(rule_table(summary))
     for reason in summary.invalid:
         _reason(console, "INVALID", reason, "bold magenta")
     if summary.verdict is None:
