@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
+
+from hypothesis import strategies as st
 
 from infersiege.metrics.facts import RunFacts, SteadyWindow
 from infersiege.metrics.histogram import bucket_of
@@ -106,3 +108,53 @@ def many(count: int, ttft_ms: float = 100.0, *, spread_ms: float = 9000.0, **cha
     """Turns spread evenly over the steady seconds, 5 chunks 20 ms apart after `ttft_ms`."""
     starts = [index * spread_ms / max(count, 1) for index in range(count)]
     return [streamed(at, [at + ttft_ms + 20 * chunk for chunk in range(5)], **changes) for at in starts]
+
+
+# Made once: building a strategy inside a composite one costs more than drawing from it.
+_DUE = st.integers(-3000, 11_000)
+_OUTCOME = st.sampled_from([*Outcome, Outcome.OK, Outcome.OK, Outcome.OK])
+_PLACE = st.tuples(st.sampled_from(["chat", "agent"]), st.sampled_from(["local", "cloud"]))
+_DELAYS = st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 30))
+_CHUNKS = st.lists(st.integers(0, 1500), max_size=7)
+_REASON = st.sampled_from(list(Reason))
+_ERROR = st.sampled_from(list(ErrorClass))
+_TOKENS = st.tuples(
+    st.none() | st.integers(0, 30),
+    st.none() | st.integers(1, 9000),
+    st.none() | st.integers(0, 1),
+    st.none() | st.integers(0, 2 * MS),
+)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> TurnRecord:
+    """Any turn that a worker could have written, some of it outside the steady window."""
+    due = T0 + draw(_DUE) * MS
+    outcome = draw(_OUTCOME)
+    scenario, channel = draw(_PLACE)
+    base: dict[str, Any] = {
+        "scenario": scenario,
+        "channel": channel,
+        "phase": Phase.WARMUP if due < T0 else Phase.STEADY if due < STEADY.end_ns else Phase.DRAIN,
+        "due_ns": due,
+        "outcome": outcome,
+    }
+    if outcome is Outcome.SKIPPED:
+        return turn(**base, reason=draw(_REASON))
+    late, connect, close = draw(_DELAYS)
+    attempt = due + late * MS
+    if outcome is Outcome.LOST:
+        return turn(**base, attempt_ns=attempt)
+    sent = attempt + connect * MS
+    more, prompt, cached, slack = draw(_TOKENS)
+    base |= {"attempt_ns": attempt, "sent_ns": sent, "sent_end_ns": sent}
+    base |= {"prompt_tokens": prompt, "cached_tokens": cached}
+    stamps = list(accumulate(draw(_CHUNKS), lambda at, gap: at + gap * MS, initial=sent + MS))[1:]
+    if stamps:
+        sample = streamed(0, [(stamp - T0) / MS for stamp in stamps])
+        copied = ("first_token_ns", "last_token_ns", "chunks", "chunks_by_second", "gaps")
+        base |= {name: getattr(sample, name) for name in copied}
+        base |= {"output_tokens": None if more is None else len(stamps) + more, "first_token_slack_ns": slack}
+    if outcome is Outcome.FAILED:
+        base |= {"error_class": draw(_ERROR)}
+    return turn(**base, closed_ns=(stamps[-1] if stamps else sent) + close * MS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import accumulate
 from typing import Any
 
 import metrics_turns as make
@@ -56,56 +55,6 @@ def worker(**changes: Any) -> WorkerSummary:
 # --------------------------------------------------------------------------------------- against simple arithmetic
 
 
-# Made once: building a strategy inside a composite one costs more than drawing from it.
-_DUE = st.integers(-3000, 11_000)
-_OUTCOME = st.sampled_from([*Outcome, Outcome.OK, Outcome.OK, Outcome.OK])
-_PLACE = st.tuples(st.sampled_from(["chat", "agent"]), st.sampled_from(["local", "cloud"]))
-_DELAYS = st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 30))
-_CHUNKS = st.lists(st.integers(0, 1500), max_size=7)
-_REASON = st.sampled_from(list(Reason))
-_ERROR = st.sampled_from(list(ErrorClass))
-_TOKENS = st.tuples(
-    st.none() | st.integers(0, 30),
-    st.none() | st.integers(1, 9000),
-    st.none() | st.integers(0, 1),
-    st.none() | st.integers(0, 2 * MS),
-)
-
-
-@st.composite
-def turns(draw: st.DrawFn) -> TurnRecord:
-    """Any turn that a worker could have written, some of it outside the steady window."""
-    due = T0 + draw(_DUE) * MS
-    outcome = draw(_OUTCOME)
-    scenario, channel = draw(_PLACE)
-    base: dict[str, Any] = {
-        "scenario": scenario,
-        "channel": channel,
-        "phase": Phase.WARMUP if due < T0 else Phase.STEADY if due < make.STEADY.end_ns else Phase.DRAIN,
-        "due_ns": due,
-        "outcome": outcome,
-    }
-    if outcome is Outcome.SKIPPED:
-        return make.turn(**base, reason=draw(_REASON))
-    late, connect, close = draw(_DELAYS)
-    attempt = due + late * MS
-    if outcome is Outcome.LOST:
-        return make.turn(**base, attempt_ns=attempt)
-    sent = attempt + connect * MS
-    more, prompt, cached, slack = draw(_TOKENS)
-    base |= {"attempt_ns": attempt, "sent_ns": sent, "sent_end_ns": sent}
-    base |= {"prompt_tokens": prompt, "cached_tokens": cached}
-    stamps = list(accumulate(draw(_CHUNKS), lambda at, gap: at + gap * MS, initial=sent + MS))[1:]
-    if stamps:
-        sample = make.streamed(0, [(stamp - T0) / MS for stamp in stamps])
-        copied = ("first_token_ns", "last_token_ns", "chunks", "chunks_by_second", "gaps")
-        base |= {name: getattr(sample, name) for name in copied}
-        base |= {"output_tokens": None if more is None else len(stamps) + more, "first_token_slack_ns": slack}
-    if outcome is Outcome.FAILED:
-        base |= {"error_class": draw(_ERROR)}
-    return make.turn(**base, closed_ns=(stamps[-1] if stamps else sent) + close * MS)
-
-
 LIMIT = RequestLimit(metric="ttft", at_most=700.0)
 LOADS = (AskedLoad(mode="closed", users=3),)
 FACTS = make.facts(limits=(LIMIT,), loads=LOADS, cuts=(Cut(scenario="agent", channel="cloud"),))
@@ -133,7 +82,7 @@ def slow_tokens(turn: TurnRecord, window: SteadyWindow) -> float:
     return tokens * inside / turn.chunks
 
 
-@given(st.lists(turns(), max_size=25))
+@given(st.lists(make.turns(), max_size=25))
 def test_whole_run_is_what_simple_arithmetic_says(records: list[TurnRecord]) -> None:
     group = summarise(records, FACTS).groups[0]
     steady = [turn for turn in records if turn.phase is Phase.STEADY]
@@ -162,7 +111,7 @@ def test_whole_run_is_what_simple_arithmetic_says(records: list[TurnRecord]) -> 
     assert sum(group.errors.values()) == len(failed)
 
 
-@given(st.lists(turns(), max_size=25))
+@given(st.lists(make.turns(), max_size=25))
 def test_ls_05_concurrency_is_rebuilt_from_the_turns(records: list[TurnRecord]) -> None:
     group = summarise(records, FACTS).groups[0]
     window = make.STEADY
@@ -173,7 +122,7 @@ def test_ls_05_concurrency_is_rebuilt_from_the_turns(records: list[TurnRecord]) 
     assert group.in_flight_mean == pytest.approx(overlap / window.duration_ns)
 
 
-@given(st.lists(turns(), max_size=25), st.randoms(use_true_random=False))
+@given(st.lists(make.turns(), max_size=25), st.randoms(use_true_random=False))
 def test_order_and_split_of_the_turns_do_not_matter(records: list[TurnRecord], random_: random.Random) -> None:
     shuffled = list(records)
     random_.shuffle(shuffled)
@@ -181,7 +130,7 @@ def test_order_and_split_of_the_turns_do_not_matter(records: list[TurnRecord], r
     assert msgspec.json.encode(first) == msgspec.json.encode(second)
 
 
-@given(st.lists(turns(), max_size=25))
+@given(st.lists(make.turns(), max_size=25))
 def test_parts_add_up_to_the_whole(records: list[TurnRecord]) -> None:
     summary = summarise(records, FACTS)
     parts = [group for group in summary.groups if group.scenario is not None and group.channel is None]
@@ -194,7 +143,7 @@ def test_parts_add_up_to_the_whole(records: list[TurnRecord]) -> None:
     assert sum(part.in_flight_mean or 0 for part in parts) == pytest.approx(all_.in_flight_mean)
 
 
-@given(st.lists(turns(), max_size=10))
+@given(st.lists(make.turns(), max_size=10))
 def test_a_summary_survives_json_without_nan(records: list[TurnRecord]) -> None:
     summary = summarise(records, FACTS)
     encoded = msgspec.json.encode(summary)

@@ -1,0 +1,284 @@
+"""Rules, verdicts and exit codes: nothing passes that was not measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import metrics_turns as make
+import msgspec
+import pytest
+
+from infersiege import gate
+from infersiege.errors import ExitCode
+from infersiege.metrics.facts import Cut, RequestLimit
+from infersiege.metrics.summary import summarise
+from infersiege.plan.schema import Slo
+from infersiege.records import ErrorClass, Outcome, Reason, RuleResult, Summary, TurnRecord, Verdict
+
+PASS, FAIL, NO_DATA, INVALID = Verdict.PASS, Verdict.FAIL, Verdict.NO_DATA, Verdict.INVALID
+
+
+def summary_of(turns: list[TurnRecord], *slos: Slo, **changes: Any) -> Summary:
+    """As `infersiege gate` makes it: the rules bring their limits and cuts."""
+    facts = make.facts(limits=gate.request_limits(slos), cuts=gate.cuts(slos), **changes)
+    return summarise(turns, facts)
+
+
+def judged(slo: Slo, turns: list[TurnRecord], **changes: Any) -> RuleResult:
+    return gate.judge((slo,), summary_of(turns, slo, **changes))[-1]
+
+
+def code(turns: list[TurnRecord], *slos: Slo, gated: bool = True, **changes: Any) -> ExitCode:
+    summary = summary_of(turns, *slos, **changes)
+    return gate.exit_code(summary, gate.judge(slos, summary), gated=gated)
+
+
+TTFT = Slo(metric="ttft", stat="p50", at_most=100.0)
+ERRORS = Slo(metric="error_share", at_most=0.01)
+SLOW = Slo(metric="ttft", stat="p50", at_most=99.0)
+
+
+@pytest.mark.parametrize(
+    ("slo", "verdict", "reason"),
+    [
+        (TTFT, PASS, "at the limit passes"),
+        (SLOW, FAIL, "above it fails"),
+        (Slo(metric="ttft", stat="p50", at_least=100.0), PASS, "at the lower limit passes"),
+        (Slo(metric="ttft", stat="p50", at_least=101.0), FAIL, "below it fails"),
+        (Slo(metric="ttft", stat="p50", at_least=90.0, at_most=110.0), PASS, "between both"),
+        (Slo(metric="ttft", stat="max", at_most=100.0), PASS, "maximum is exact"),
+        (Slo(metric="ttft", stat="p99", at_most=100.0), PASS, "120 values are enough"),
+        (Slo(metric="ttft", stat="p99_9", at_most=1e9), NO_DATA, "120 values are not"),
+        (Slo(metric="ttft", stat="p50", at_most=1e9, min_samples=121), NO_DATA, "fewer than the rule wants"),
+        (Slo(metric="ttft", stat="p99", at_most=1e9, min_samples=1), PASS, "a floor is not lowered by min_samples"),
+        (Slo(metric="ttft", stat="p50", at_most=1e9, scenario="nobody"), NO_DATA, "no turn of that scenario"),
+        (Slo(metric="error_share", at_most=0.0), PASS, "no failure, and it was looked at"),
+        (Slo(metric="throughput", at_least=60.0), PASS, "120 turns of 5 tokens in 10 s"),
+        (Slo(metric="throughput", at_least=61.0), FAIL, "not more"),
+        (Slo(metric="cache_share", at_least=0.0), NO_DATA, "unknown is not 0"),
+        (Slo(metric="goodput", at_least=0.0), NO_DATA, "no limit for single turns"),
+        (Slo(metric="server_ttft", stat="p50", at_most=1e9), NO_DATA, "the engine does not tell"),
+        (Slo(metric="delivered_share", at_least=0.0), NO_DATA, "no asked load known"),
+    ],
+)
+def test_verdicts(slo: Slo, verdict: Verdict, reason: str) -> None:
+    result = judged(slo, make.many(120))
+    assert result.verdict is verdict, f"{reason}: {result}"
+    assert result.detail
+
+
+def test_a_result_carries_its_figures() -> None:
+    result = judged(Slo(metric="ttft", stat="p90", at_most=800.0, scenario="chat"), make.many(20))
+    assert (result.name, result.value, result.n, result.unit) == ("chat: ttft p90 <= 800 ms", 100.0, 20, "ms")
+    assert (result.at_most, result.at_least, result.built_in, result.severity) == (800.0, None, False, "fail")
+
+
+@pytest.mark.parametrize(
+    ("slo", "name"),
+    [
+        (Slo(metric="error_share", at_most=0.01), "error_share <= 1 %"),
+        (Slo(metric="throughput", at_least=1500.0), "throughput >= 1500 tokens/s"),
+        (Slo(metric="users", at_least=32.0), "users >= 32"),
+        (Slo(metric="tpot", stat="p99_9", at_most=12.5), "tpot p99_9 <= 12.5 ms"),
+        (
+            Slo(metric="gap", stat="p50", at_least=1.0, at_most=2.0, channel="local", stage="s1"),
+            "local, s1: gap p50 <= 2 ms and >= 1 ms",
+        ),
+    ],
+)
+def test_rule_names(slo: Slo, name: str) -> None:
+    assert gate.rule_name(slo) == name
+
+
+# ---------------------------------------------------------------------------------------------------- field cases
+
+
+def test_gt_01_nothing_is_green_with_no_success() -> None:
+    dead = [make.failed(at, at + 1, ErrorClass.NOT_FOUND) for at in range(200)]
+    summary = summary_of(dead, TTFT)
+    success, output, ttft = gate.judge((TTFT,), summary)
+    assert (success.verdict, output.verdict, ttft.verdict) == (FAIL, FAIL, NO_DATA)
+    assert success.built_in and "not_found 200" in success.detail
+    assert ttft.value is None
+    assert gate.exit_code(summary, (), gated=False) is ExitCode.RULE_FAILED
+    assert code(dead, TTFT) is ExitCode.NO_DATA
+    assert code(dead, ERRORS) is ExitCode.RULE_FAILED
+
+
+def test_gt_01_success_without_output_fails() -> None:
+    empty = [make.streamed(at, [], tokens=0) for at in range(5)]
+    success, output = gate.judge((), summary_of(empty))
+    assert (success.verdict, output.verdict) == (PASS, FAIL)
+
+
+def test_gt_01_an_engine_that_dies_is_seen_by_its_error_share() -> None:
+    records = [*make.many(100), *(make.failed(at, at + 1, ErrorClass.CONNECT) for at in range(900))]
+    result = judged(ERRORS, records)
+    assert (result.verdict, result.value, result.n) == (FAIL, 0.9, 1000)
+
+
+def test_gt_02_an_unknown_metric_is_a_fault_of_the_plan_with_the_nearest_name() -> None:
+    assert gate.validate_slo(Slo(metric="tfft", stat="p99", at_most=1.0)) == [
+        "unknown metric 'tfft'; did you mean 'ttft'?"
+    ]
+    assert judged(Slo(metric="tfft", stat="p99", at_most=1e9), make.many(120)).verdict is NO_DATA
+
+
+def test_gt_02_a_stream_metric_without_a_stream_is_no_data() -> None:
+    assert judged(TTFT, make.many(9), streamed={"local": False}).verdict is NO_DATA
+    assert code(make.many(9), TTFT, streamed={"local": False}) is ExitCode.NO_DATA
+
+
+def test_st_26_ttft_gate_on_an_unstreamed_channel() -> None:
+    whole = [make.streamed(at, [], tokens=8, closed_ns=make.T0 + 9 * make.SECOND) for at in range(10)]
+    result = judged(TTFT, whole, streamed={"local": False})
+    assert (result.verdict, result.value, result.n) == (NO_DATA, None, 0)
+    assert "not streamed" in result.detail
+    assert judged(Slo(metric="e2e", stat="p50", at_most=9001.0), whole, streamed={"local": False}).verdict is PASS
+
+
+def test_gt_03_one_failure_of_many_is_a_matter_of_the_rule() -> None:
+    records = [*make.many(183), make.failed(0, 1)]
+    assert code(records, ERRORS) is ExitCode.PASS
+    assert code(records, Slo(metric="error_share", at_most=0.0)) is ExitCode.RULE_FAILED
+    assert code(records, gated=False) is ExitCode.PASS
+
+
+GOOD, DEAD = make.many(120), [make.failed(at, at + 1) for at in range(5)]
+CUT = make.many(5, outcome=Outcome.CANCELLED, reason=Reason.RUN_END)
+LOST = {"invalid": ("worker w2 was lost",)}
+
+
+@pytest.mark.parametrize(
+    ("turns", "slos", "gated", "changes", "expected", "reason"),
+    [
+        (GOOD, (TTFT,), True, {}, 0, "every rule passes"),
+        (GOOD, (SLOW,), True, {}, 1, "a rule fails"),
+        (GOOD, (SLOW,), False, {}, 0, "nobody gated it"),
+        (GOOD, (TTFT,), True, LOST, 3, "invalid"),
+        (GOOD, (), False, LOST, 3, "invalid without a gate too"),
+        (GOOD, (SLOW,), True, LOST, 3, "invalid before failed"),
+        (GOOD, (SLOW, Slo(metric="cache_share", at_least=0.1)), True, {}, 5, "no data before failed"),
+        (GOOD, (Slo(metric="cache_share", at_least=0.1),), True, LOST, 3, "invalid before no data"),
+        (GOOD, (SLOW,), True, {"interrupted": True}, 130, "interrupted before failed"),
+        (GOOD, (), False, LOST | {"interrupted": True}, 130, "interrupted before invalid"),
+        (DEAD, (), False, {}, 1, "every turn failed"),
+        (CUT, (), False, {}, 5, "no turn ended by itself"),
+        ([], (), False, {"steady": ()}, 3, "no steady window"),
+    ],
+)
+def test_gt_04_exit_codes_are_told_apart(
+    turns: list[TurnRecord], slos: tuple[Slo, ...], gated: bool, changes: dict[str, Any], expected: int, reason: str
+) -> None:
+    assert code(turns, *slos, gated=gated, **changes) == expected, reason
+
+
+def test_gt_09_rules_of_an_invalid_run_are_invalid_and_keep_their_figure() -> None:
+    summary = summary_of(GOOD, TTFT, **LOST)
+    results = gate.judge((TTFT,), summary)
+    assert {result.verdict for result in results} == {INVALID}
+    assert results[-1].value == 100.0
+    assert "worker w2 was lost" in results[-1].detail
+    assert gate.overall(summary, results) is INVALID
+
+
+def test_sp_05_the_failure_share_stands_beside_a_latency() -> None:
+    records = [*make.many(25, ttft_ms=18), *(make.failed(at, at + 1) for at in range(5))]
+    result = judged(TTFT, records)
+    assert (result.verdict, result.n) == (PASS, 25)
+    assert "16.67% of the turns failed" in result.detail
+
+
+def test_sp_07_a_p99_gate_on_twenty_samples_is_no_data() -> None:
+    result = judged(Slo(metric="ttft", stat="p99", at_most=1e9), make.many(20))
+    assert (result.verdict, result.n, result.value) == (NO_DATA, 20, None)
+    assert "20 values, p99 needs 100" in result.detail
+
+
+def test_cut_turns_leave_a_high_percentile_without_data() -> None:
+    records = [*make.many(150), *make.many(10, outcome=Outcome.CANCELLED, reason=Reason.RUN_END)]
+    result = judged(Slo(metric="e2e", stat="p99", at_most=1e9), records)
+    assert result.verdict is NO_DATA
+    assert "were cut" in result.detail
+
+
+def test_a_warning_never_fails() -> None:
+    warn = msgspec.structs.replace(SLOW, severity="warn")
+    nothing = Slo(metric="cache_share", at_least=0.5, severity="warn")
+    summary = summary_of(GOOD, warn, nothing)
+    results = gate.judge((warn, nothing), summary)
+    assert [result.verdict for result in results] == [PASS, PASS, FAIL, NO_DATA]
+    assert gate.exit_code(summary, results, gated=True) is ExitCode.PASS
+    assert gate.overall(summary, results) is PASS
+
+
+@pytest.mark.parametrize(
+    ("slos", "verdict"),
+    [((), PASS), ((TTFT,), PASS), ((TTFT, SLOW), FAIL), ((SLOW, Slo(metric="cache_share", at_least=0.1)), NO_DATA)],
+)
+def test_overall_verdict_is_the_strongest(slos: tuple[Slo, ...], verdict: Verdict) -> None:
+    summary = summary_of(GOOD, *slos)
+    assert gate.overall(summary, gate.judge(slos, summary)) is verdict
+
+
+def test_open_turns_count_for_throughput() -> None:
+    long = make.streamed(0, [100.0 * k for k in range(1, 90)], outcome=Outcome.CANCELLED, output_tokens=None)
+    assert judged(Slo(metric="throughput", at_least=8.0), [long]).verdict is PASS
+
+
+# -------------------------------------------------------------------------------------------------- before the run
+
+
+@pytest.mark.parametrize(
+    ("slo", "fault"),
+    [
+        (Slo(metric="ttft", at_most=1.0), "ttft needs a stat"),
+        (Slo(metric="ttft", stat="p98", at_most=1.0), "unknown stat 'p98'; did you mean 'p9"),
+        (Slo(metric="throughput", stat="p99", at_least=1.0), "is one number and has no stat"),
+        (Slo(metric="ttft", stat="p99"), "needs max or min"),
+        (Slo(metric="ttft", stat="p99", at_most=1.0, at_least=2.0), "no value passes"),
+        (Slo(metric="latency", stat="p99", at_most=1.0), "unknown metric 'latency'; "),
+        (Slo(metric="delivered_share", channel="local", at_least=0.9), "not to a channel"),
+    ],
+)
+def test_faults_of_a_rule(slo: Slo, fault: str) -> None:
+    faults = gate.validate_slo(slo)
+    assert len(faults) == 1 and fault in faults[0]
+
+
+def test_several_faults_are_told_at_once() -> None:
+    assert len(gate.validate_slo(Slo(metric="throughput", stat="p99"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("slo", "streamed", "faulty", "reason"),
+    [
+        (TTFT, {"a": False}, True, "the only channel does not stream"),
+        (TTFT, {"a": False, "b": True}, False, "one of them streams"),
+        (msgspec.structs.replace(TTFT, channel="a"), {"a": False, "b": True}, True, "the named one does not"),
+        (msgspec.structs.replace(TTFT, channel="b"), {"a": False, "b": True}, False, "the named one does"),
+        (Slo(metric="e2e", stat="p50", at_most=1.0), {"a": False}, False, "needs no stream"),
+        (TTFT, None, False, "not known yet"),
+    ],
+)
+def test_stream_metrics_need_a_stream(slo: Slo, streamed: dict[str, bool] | None, faulty: bool, reason: str) -> None:
+    assert bool(gate.validate_slo(slo, streamed=streamed)) is faulty, reason
+
+
+def test_request_limits_are_the_loosest_of_high_percentiles() -> None:
+    slos = (
+        Slo(metric="ttft", stat="p50", at_most=200.0),
+        Slo(metric="ttft", stat="p95", at_most=500.0),
+        Slo(metric="ttft", stat="p99", at_most=800.0),
+        Slo(metric="ttft", stat="p99", at_most=900.0, scenario="agent"),
+        Slo(metric="tpot", stat="mean", at_most=20.0),
+        Slo(metric="e2e", stat="max", at_least=1.0),
+        Slo(metric="gap", stat="p99", at_most=50.0),
+        Slo(metric="time_to_error", stat="p99", at_most=50.0),
+        ERRORS,
+    )
+    assert gate.request_limits(slos) == (
+        RequestLimit(metric="ttft", at_most=800.0),
+        RequestLimit(metric="ttft", at_most=900.0, scenario="agent"),
+    )
+    assert gate.cuts(slos) == (Cut(), Cut(scenario="agent"))
