@@ -185,8 +185,8 @@ def _timed(workload: int, arrivals: Sequence[int], wrap: bool) -> Iterator[tuple
 class _Deal:
     """Gives each ticket its workload and counts sessions per workload.
 
-    Point k is (u0 + k * golden ratio) mod 1: shares hold to within a few tickets at any length, and, unlike with
-    a round robin, every worker's part of the sequence comes to have them too. 64-bit integers, so that all machines agree.
+    Point k is (u0 + k * golden ratio) mod 1: shares hold to within a few tickets at any length, and, unlike with a
+    round robin, every worker's part of the sequence comes to have them too. 64-bit integers, so that all hosts agree.
     """
 
     def __init__(self, weights: Sequence[float], seed: int, available: Sequence[int | None] | None) -> None:
