@@ -30,10 +30,11 @@ from infersiege.metrics.histogram import Histogram
 from infersiege.plan.schema import Slo
 from infersiege.records import Counts, ErrorClass, EventRow, Outcome, Phase, Summary, TurnRecord, Verdict
 from infersiege.report import Rebuilt, finish, judged, read, rebuild
-from infersiege.report.charts import Bins, _bars, _ecdf, _edges, _ticks
+from infersiege.report.charts import Bins
 from infersiege.report.collect import SLOWEST, collect
 from infersiege.report.html import render
 from infersiege.report.numbers import ABSENT, figure, number, printable, share, span
+from infersiege.report.shapes import bars, ecdf, edges_of, ticks_between
 from infersiege.report.tables import conservation, error_examples, print_summary, to_text
 from infersiege.rundir import REPORT, SUMMARY, TURNS, WINDOWS, RunDirectory
 
@@ -283,13 +284,13 @@ def test_bars_and_curve_hold_every_value(values: list[int]) -> None:
     histogram = Histogram()
     for value in values:
         histogram.add(value)
-    edges = _edges(histogram)
-    assert sum(_bars(histogram, edges)) == len(values)
+    edges = edges_of(histogram)
+    assert sum(bars(histogram, edges)) == len(values)
     assert edges[0] <= min(values) and edges[-1] * (1 + 1e-9) >= max(values)
-    x, y = _ecdf(histogram)
+    x, y = ecdf(histogram)
     assert y[-1] == 1 and y == sorted(y) and x == sorted(x)
     assert x[-1] == pytest.approx(max(values) / 1e6, rel=1e-3), "the curve ends at the largest value"
-    ticks = _ticks(edges[0] / 1e6, edges[-1] / 1e6)
+    ticks = ticks_between(edges[0] / 1e6, edges[-1] / 1e6)
     assert len(ticks) <= 10 and all(edges[0] / 1e6 <= tick <= edges[-1] / 1e6 for tick in ticks)
 
 

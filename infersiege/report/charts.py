@@ -5,8 +5,6 @@ Every chart also has its message in words (`Chart.words`), for screen readers an
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -14,10 +12,10 @@ from typing import Any
 import msgspec
 
 from infersiege.metrics.definitions import METRICS
-from infersiege.metrics.histogram import Histogram, bucket_bounds
-from infersiege.records import Distribution, GroupSummary, WindowRow
+from infersiege.metrics.histogram import Histogram
+from infersiege.records import WindowRow
 from infersiege.report.collect import Collected
-from infersiege.report.numbers import SECOND_NS, count, figure, milliseconds, number, printable, share
+from infersiege.report.numbers import SECOND_NS, count, number, printable
 from infersiege.rundir import StageFacts
 
 Figure = dict[str, Any]
@@ -76,12 +74,12 @@ class Bins:
 
     def rates(self, pairs: Iterable[tuple[int, float]]) -> list[float]:
         """Per second."""
-        return [_short(value / self.width) for value in self.sums(pairs)]
+        return [short(value / self.width) for value in self.sums(pairs)]
 
     def means(self, gauge: Mapping[int, int]) -> list[float | None]:
         """Mean over the bin's seconds that have a value; None without one."""
         values, seconds = self.sums(gauge.items()), self.sums((second, 1) for second in gauge)
-        return [_short(value / n) if n else None for value, n in zip(values, seconds, strict=True)]
+        return [short(value / n) if n else None for value, n in zip(values, seconds, strict=True)]
 
     def histograms(self, pairs: Iterable[tuple[int, Mapping[int, int]]]) -> list[Histogram]:
         """One per bin, merged from (second, sparse histogram)."""
@@ -93,23 +91,24 @@ class Bins:
         return made
 
 
-def _name(label: str) -> str:
+def legend_name(label: str) -> str:
     """A name for a legend: plotly takes tags and entities in labels, names of a plan are to be read as they are."""
     return escape(printable(label), quote=False)
 
 
-def _short(value: float) -> float:
+def short(value: float) -> float:
+    """Four significant digits: what a chart can show."""
     return float(f"{value:.4g}")
 
 
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else _short(ns / 1e6)
+def ms_of(ns: float | None) -> float | None:
+    return None if ns is None else short(ns / 1e6)
 
 
 # ------------------------------------------------------------------------------------------------------ over time
 
 
-def _layout(y_title: str, **more: Any) -> Figure:
+def layout_of(y_title: str, **more: Any) -> Figure:
     return {
         "margin": {"l": 56, "r": 16, "t": 12, "b": 44},
         "height": 300,
@@ -121,7 +120,7 @@ def _layout(y_title: str, **more: Any) -> Figure:
     }
 
 
-def _line(name: str, x: Sequence[float], y: Sequence[float | None], color: str, **more: Any) -> Figure:
+def line_of(name: str, x: Sequence[float], y: Sequence[float | None], color: str, **more: Any) -> Figure:
     line = {"color": color, "width": 1.8, **more.pop("line", {})}
     return {
         "type": "scatter",
@@ -135,6 +134,12 @@ def _line(name: str, x: Sequence[float], y: Sequence[float | None], color: str, 
     }
 
 
+def vertical(x: float, dash: str) -> Figure:
+    """A line over the whole height at `x`."""
+    line = {"color": "rgba(128,128,128,0.9)", "width": 1, "dash": dash}
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line}
+
+
 def phase_shapes(stages: Sequence[StageFacts], start_ns: int) -> list[Figure]:
     """Grey where figures are not counted: each stage's warm-up, and a line at each end of load (drain begins)."""
     shapes: list[Figure] = []
@@ -144,7 +149,7 @@ def phase_shapes(stages: Sequence[StageFacts], start_ns: int) -> list[Figure]:
         end = (stage.steady_ended_ns - start_ns) / SECOND_NS
         if steady > begin:
             shapes.append(_band(begin, steady))
-        shapes.append(_vertical(end, "dot"))
+        shapes.append(vertical(end, "dot"))
     return shapes
 
 
@@ -169,8 +174,8 @@ class Series:
         self.x = self.bins.middles
         self._until = self.bins.n * self.bins.width
 
-    def _layout(self, y_title: str, **more: Any) -> Figure:
-        made = _layout(y_title, shapes=self.shapes, **more)
+    def _with_phases(self, y_title: str, **more: Any) -> Figure:
+        made = layout_of(y_title, shapes=self.shapes, **more)
         made["xaxis"]["range"] = [0, self._until]
         return made
 
@@ -188,12 +193,12 @@ class Series:
         due, sent = self._count(lambda row: row.due), self._count(lambda row: row.sent)
         done, failed = self._count(lambda row: row.ok), self._count(lambda row: row.failed)
         data = [
-            _line("due", self.x, due, PALETTE[1], line={"dash": "dot"}),
-            _line("sent", self.x, sent, PALETTE[0]),
-            _line("finished ok", self.x, done, PALETTE[2]),
+            line_of("due", self.x, due, PALETTE[1], line={"dash": "dot"}),
+            line_of("sent", self.x, sent, PALETTE[0]),
+            line_of("finished ok", self.x, done, PALETTE[2]),
         ]
         if any(failed):
-            data.append(_line("failed", self.x, failed, RED))
+            data.append(line_of("failed", self.x, failed, RED))
         return Chart(
             key="load",
             title="Asked and delivered load",
@@ -201,21 +206,21 @@ class Series:
             "Where sent leaves due, the load was not what was asked for.",
             words=f"Highest rates: due {number(max(due, default=0))}, sent {number(max(sent, default=0))}, "
             f"finished {number(max(done, default=0))} turns/s.",
-            figure={"data": data, "layout": self._layout("turns/s")},
+            figure={"data": data, "layout": self._with_phases("turns/s")},
             wide=True,
         )
 
     def latency(self, name: str) -> Chart:
         """p50, p95 and maximum of `ttft` or `e2e` by the second in which they were measured."""
         parts = self.bins.histograms((row.second, getattr(row, name)) for row in self.windows)
-        p50 = [_ms(part.percentile(0.50)) for part in parts]
-        p95 = [_ms(part.percentile(0.95)) if part.n >= P95_FLOOR else None for part in parts]
-        top = [_ms(part.max) for part in parts]
+        p50 = [ms_of(part.percentile(0.50)) for part in parts]
+        p95 = [ms_of(part.percentile(0.95)) if part.n >= P95_FLOOR else None for part in parts]
+        top = [ms_of(part.max) for part in parts]
         title = METRICS[name].title
         data = [
-            _line("max", self.x, top, PALETTE[1], line={"width": 1, "dash": "dot"}),
-            _line("p95", self.x, p95, PALETTE[3], mode="lines+markers", marker={"size": 3}),
-            _line("p50", self.x, p50, PALETTE[0], mode="lines+markers", marker={"size": 3}),
+            line_of("max", self.x, top, PALETTE[1], line={"width": 1, "dash": "dot"}),
+            line_of("p95", self.x, p95, PALETTE[3], mode="lines+markers", marker={"size": 3}),
+            line_of("p50", self.x, p50, PALETTE[0], mode="lines+markers", marker={"size": 3}),
         ]
         worst = max((value for value in p50 if value is not None), default=None)
         return Chart(
@@ -223,26 +228,26 @@ class Series:
             title=f"{title} over time",
             caption=f"Of the turns in each bin of {self.bins.width} s; p95 where a bin has {P95_FLOOR} turns or more.",
             words="No turn gave one." if worst is None else f"Highest median of a bin: {number(worst)} ms.",
-            figure=None if worst is None else {"data": data, "layout": self._layout("ms")},
+            figure=None if worst is None else {"data": data, "layout": self._with_phases("ms")},
         )
 
     def throughput(self) -> Chart:
         tokens = self.bins.rates(self.collected.tokens_by_second.items())
-        data = [_line("output tokens", self.x, tokens, PALETTE[2], fill="tozeroy", fillcolor="rgba(47,165,141,0.15)")]
+        data = [line_of("output tokens", self.x, tokens, PALETTE[2], fill="tozeroy", fillcolor="rgba(47,165,141,0.15)")]
         known = bool(self.collected.tokens_by_second)
         return Chart(
             key="throughput",
             title="Throughput over time",
             caption="Output tokens by the second in which they arrived; a turn's tokens are spread over its chunks.",
             words=f"Highest: {number(max(tokens))} tokens/s." if known else "Token counts are not known.",
-            figure={"data": data, "layout": self._layout("tokens/s")} if known else None,
+            figure={"data": data, "layout": self._with_phases("tokens/s")} if known else None,
         )
 
     def in_flight(self) -> Chart:
         flying, users = self._gauge(lambda row: row.in_flight), self._gauge(lambda row: row.users)
         data = [
-            _line("sessions alive", self.x, users, PALETTE[1], line={"dash": "dot"}),
-            _line("turns in flight", self.x, flying, PALETTE[0]),
+            line_of("sessions alive", self.x, users, PALETTE[1], line={"dash": "dot"}),
+            line_of("turns in flight", self.x, flying, PALETTE[0]),
         ]
         known = [value for value in flying if value is not None]
         return Chart(
@@ -252,7 +257,7 @@ class Series:
             words=f"At most {number(max(known))} turns in flight (mean of a bin)."
             if known
             else "Nothing was in flight.",
-            figure={"data": data, "layout": self._layout("count")} if known else None,
+            figure={"data": data, "layout": self._with_phases("count")} if known else None,
         )
 
     def errors(self) -> Chart:
@@ -262,9 +267,9 @@ class Series:
         for place, name in enumerate(classes):
             y = self.bins.sums(self.collected.errors_by_second[name].items())
             color = RED if place == 0 else PALETTE[place % len(PALETTE)]
-            data.append({"type": "bar", "name": _name(name), "x": self.x, "y": y, "marker": {"color": color}})
+            data.append({"type": "bar", "name": legend_name(name), "x": self.x, "y": y, "marker": {"color": color}})
         words = ", ".join(f"{name} {count(self.collected.errors[name])}" for name in classes)
-        layout = self._layout(f"turns in {self.bins.width} s", barmode="stack", bargap=0)
+        layout = self._with_phases(f"turns in {self.bins.width} s", barmode="stack", bargap=0)
         return Chart(
             key="errors-time",
             title="Errors over time",
@@ -273,169 +278,3 @@ class Series:
             figure={"data": data, "layout": layout} if data else None,
             wide=True,
         )
-
-
-# --------------------------------------------------------------------------------------------------- distributions
-
-_SHARE_AXIS: Figure = {
-    "overlaying": "y",
-    "side": "right",
-    "range": [0, 1.02],
-    "tickvals": [0, 0.25, 0.5, 0.75, 1],
-    "tickformat": ".0%",
-    "showgrid": False,
-    "zeroline": False,
-}
-
-
-def _edges(histogram: Histogram, bars: int = 48) -> list[float]:
-    """Bounds in ns of bars that are equally wide on a logarithmic axis and hold everything."""
-    low = max(bucket_bounds(min(histogram.counts))[0], 1)
-    high = max(bucket_bounds(max(histogram.counts))[1], low + 1)
-    step = (high / low) ** (1 / bars)
-    return [low * step**place for place in range(bars + 1)]
-
-
-_DIGITS = ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), tuple(step / 10 for step in range(10, 100, 2)))
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Four to eight labels between two positive values on a logarithmic axis: 1, 2, 5, 10 …, or finer."""
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks: list[float] = []
-    for digits in _DIGITS:
-        found = [_short(digit * 10.0**exponent) for exponent in exponents for digit in digits]
-        ticks = [tick for tick in found if low <= tick <= high]
-        if len(ticks) >= 4:
-            break
-    apart = math.log(high / low) / 8
-    kept: list[float] = []
-    for tick in ticks:
-        if not kept or math.log(tick / kept[-1]) >= apart:
-            kept.append(tick)
-    return kept
-
-
-def _bars(histogram: Histogram, edges: Sequence[float]) -> list[int]:
-    """Turns per bar. A bucket (0.8 % wide) goes to the bar with its middle."""
-    made = [0] * (len(edges) - 1)
-    place = 0
-    for index in sorted(histogram.counts):
-        low, high = bucket_bounds(index)
-        while place < len(made) - 1 and (low + high) / 2 >= edges[place + 1]:
-            place += 1
-        made[place] += histogram.counts[index]
-    return made
-
-
-def _ecdf(histogram: Histogram) -> tuple[list[float], list[float]]:
-    """(ms, share at or below), thinned to a few hundred points; the last one is (max, 1)."""
-    x: list[float] = []
-    y: list[float] = []
-    seen, written = 0, 0.0
-    for index in sorted(histogram.counts):
-        seen += histogram.counts[index]
-        if seen / histogram.n - written >= 1 / _CURVE_POINTS or seen == histogram.n or not x:
-            written = seen / histogram.n
-            x.append(_short(min(bucket_bounds(index)[1], histogram.max or 0) / 1e6))
-            y.append(_short(written))
-    return x, y
-
-
-def _vertical(x: float, dash: str) -> Figure:
-    line = {"color": "rgba(128,128,128,0.9)", "width": 1, "dash": dash}
-    return {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line}
-
-
-def distribution(name: str, parts: Mapping[str, Histogram], found: Distribution | None) -> Chart:
-    """A metric's distribution, with marks at the summary's percentiles."""
-    metric = METRICS[name]
-    if found is None:
-        marks, words = [], ""
-    else:
-        marks = [(stat, milliseconds(getattr(found, stat), found.unit)) for stat in ("p50", "p95", "p99")]
-        stats = [f"{stat} {number(value)} ms" for stat, value in marks if value is not None]
-        words = f"n {count(found.n)}, failed share {share(found.failed_share)}; {', '.join(stats)}, "
-        words += f"max {figure(found.max, found.unit)}."
-    return _shape(name, metric.title, metric.description, parts, marks, words)
-
-
-def slack(parts: Mapping[str, Histogram]) -> Chart:
-    """How wide the doubt of the first token's time is."""
-    whole = Histogram.merged(parts.values())
-    marks = [(stat, _ms(whole.percentile(q))) for stat, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))]
-    stats = [f"{stat} {number(value)} ms" for stat, value in marks if value is not None]
-    words = f"n {count(whole.n)}; {', '.join(stats)}, max {figure(whole.max, 'ns')}."
-    caption = (
-        "How much earlier the first token may have arrived than its stamp says: several segments waited in the socket. "
-        "Above 1 ms for more than 1 % of the turns, the load generator itself is the limit."
-    )
-    return _shape("slack", "Doubt of the first token's time", caption, parts, marks, words)
-
-
-def _shape(
-    name: str,
-    title: str,
-    caption: str,
-    parts: Mapping[str, Histogram],
-    marks: Sequence[tuple[str, float | None]],
-    words: str,
-) -> Chart:
-    """Histogram by scenario, ECDF of all and marked percentiles, on a logarithmic axis in ms."""
-    whole = Histogram.merged(parts.values())
-    key = f"{name}-shape"
-    if whole.n == 0:
-        none = "No ok turn of the steady phase gave one."
-        return Chart(key=key, title=title, caption=caption, words=none, figure=None)
-    edges = _edges(whole)
-    middles = [_short((low * high) ** 0.5 / 1e6) for low, high in itertools.pairwise(edges)]
-    widths = [_short((high - low) / 1e6) for low, high in itertools.pairwise(edges)]
-    data: list[Figure] = []
-    for place, (scenario, part) in enumerate(sorted(parts.items())):
-        marker = {"color": PALETTE[place % len(PALETTE)], "opacity": 0.75}
-        bar = {"type": "bar", "name": _name(scenario), "x": middles, "y": _bars(part, edges), "width": widths}
-        data.append({**bar, "marker": marker})
-    x, y = _ecdf(whole)
-    data.append(_line("cumulative", x, y, "#888888", yaxis="y2", line={"width": 1.6, "shape": "hv"}))
-    known = [(label, value) for label, value in marks if value is not None and value > 0]
-    layout = _layout(
-        "gaps" if name == "gap" else "turns",
-        shapes=[_vertical(_short(value), "dash") for _, value in known],
-        annotations=[_label(value, label, place) for place, (label, value) in enumerate(known)],
-        barmode="stack",
-        bargap=0,
-        hovermode="closest",
-        yaxis2=_SHARE_AXIS,
-    )
-    layout["margin"]["r"] = 48
-    ticks = _ticks(edges[0] / 1e6, edges[-1] / 1e6)
-    layout["xaxis"] = {"title": {"text": "ms (logarithmic)"}, "type": "log", "zeroline": False}
-    layout["xaxis"] |= {"tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks], "tickangle": 0}
-    return Chart(key=key, title=title, caption=caption, words=words, figure={"data": data, "layout": layout})
-
-
-def _label(value: float, label: str, place: int) -> Figure:
-    """A percentile's name at its line. On a logarithmic axis an annotation is placed by the exponent."""
-    where = {"x": round(math.log10(value), 4), "xref": "x", "y": 1 - 0.09 * place, "yref": "paper"}
-    return {
-        **where,
-        "text": label,
-        "showarrow": False,
-        "xanchor": "left",
-        "yanchor": "top",
-        "xshift": 2,
-        "font": {"size": 10},
-    }
-
-
-def shapes_of(collected: Collected, metric: str) -> dict[str, Histogram]:
-    """scenario -> distribution."""
-    return {scenario: part for (scenario, name), part in collected.shapes.items() if name == metric}
-
-
-def distributions(collected: Collected, whole: GroupSummary) -> list[Chart]:
-    """TTFT, TPOT, gap and E2E."""
-    return [
-        distribution(name, shapes_of(collected, name), whole.distributions.get(name))
-        for name in ("ttft", "tpot", "gap", "e2e")
-    ]

@@ -13,12 +13,13 @@ import plotly.offline
 
 from infersiege.metrics.definitions import METRICS
 from infersiege.records import EventRow, Summary, WindowRow
-from infersiege.report.charts import Chart, Series, distribution, distributions, shapes_of, slack
+from infersiege.report.charts import Chart, Series
 from infersiege.report.collect import Collected
 from infersiege.report.headline import VERDICTS, cards, emulated, verdict
 from infersiege.report.markup import absent, grid, items, script_json, section, table, text
 from infersiege.report.numbers import count, figure, milliseconds, moment, number, share, span
 from infersiege.report.page import POLICY, SCRIPT, STYLE
+from infersiege.report.shapes import distribution, distributions, shapes_of, slack
 from infersiege.report.tables import LATENCY_COLUMNS, conservation, group_name, rule_detail, trace_lines, why_absent
 from infersiege.rundir import PlanFile
 

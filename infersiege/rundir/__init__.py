@@ -1,0 +1,39 @@
+"""The run directory: the only code that knows its file names, and the shape of plan.json (docs/rundir.md).
+
+One writer, the master of the run; everybody else reads. Rows are appended whole: a failed append is taken back, so that
+the file ends with a whole row, and only a crash can leave a torn last line.
+"""
+
+from infersiege.rundir.directory import RunDirectory
+from infersiege.rundir.names import (
+    EVENTS,
+    JUNIT,
+    PLAN,
+    REPORT,
+    RUNS,
+    SUMMARY,
+    TELEMETRY,
+    TURNS,
+    WINDOWS,
+    default_path,
+    slug,
+)
+from infersiege.rundir.planfile import ChannelFacts, PlanFile, StageFacts
+
+__all__ = [
+    "EVENTS",
+    "JUNIT",
+    "PLAN",
+    "REPORT",
+    "RUNS",
+    "SUMMARY",
+    "TELEMETRY",
+    "TURNS",
+    "WINDOWS",
+    "ChannelFacts",
+    "PlanFile",
+    "RunDirectory",
+    "StageFacts",
+    "default_path",
+    "slug",
+]

@@ -1,0 +1,92 @@
+"""Writing so that a reader never sees half of something, and saying what to do when the disk says no."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import msgspec
+
+from infersiege.errors import RunDirectoryError, RunInvalidError
+
+
+def reason_of(error: OSError) -> str:
+    """`no space left on device`."""
+    return (error.strerror or str(error)).lower()
+
+
+def remedy_for(error: OSError) -> str:
+    """What to do about an OSError of a file that is written."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "free some space, or put the run on another disk with --out"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "make the directory writable, or name another with --out"
+        case errno.EMFILE | errno.ENFILE:
+            return "raise the limit of open files (`ulimit -n`)"
+        case _:
+            return "check the disk, or put the run on another one with --out"
+
+
+class Appender:
+    """An append-only file of whole rows, handed to the kernel with each append (our own crash loses none)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        self._end = self._file.seek(0, os.SEEK_END)
+
+    def append(self, rows: bytes) -> None:
+        """Raises RunInvalidError when they can't be written; the file then ends where it ended before."""
+        view = memoryview(rows)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            self._take_back()
+            raise RunInvalidError(
+                f"{self.path}: {len(rows)} bytes of results can't be written: {reason_of(error)}",
+                hint=remedy_for(error),
+            ) from None
+        self._end += len(rows)
+
+    def _take_back(self) -> None:
+        try:
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+        except OSError:
+            # A device without truncation, or a broken disk: readers tolerate a torn last line.
+            return
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Versioned(msgspec.Struct):
+    """The one field that is read before everything else."""
+
+    schema_version: int
+
+
+def pretty(value: msgspec.Struct) -> bytes:
+    """Strict, indented JSON with its newline."""
+    # msgspec writes NaN and infinities as null: strict JSON by construction.
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def discard(path: Path) -> None:
+    """Remove what is left of a failed write, if it can be removed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        # Already reporting a failed write of the same directory: that one is what the user needs to hear.
+        return
+
+
+def bad_line(path: Path, number: int, line: bytes, error: Exception) -> RunDirectoryError:
+    """The error for a line that can not be what a crash left."""
+    hint = "this line was damaged after it was written; take it out of a copy of the run to go on without it"
+    if line.startswith(b"\0"):
+        error = ValueError("zero bytes")
+    return RunDirectoryError(f"{path}:{number}: {error}", hint=hint)

@@ -1,0 +1,39 @@
+"""The names of a run directory's files, and of run directories themselves."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+PLAN: Final = "plan.json"
+TURNS: Final = "turns.jsonl"
+WINDOWS: Final = "windows.jsonl"
+EVENTS: Final = "events.jsonl"
+SUMMARY: Final = "summary.json"
+REPORT: Final = "report.html"
+JUNIT: Final = "junit.xml"
+TELEMETRY: Final = "telemetry"
+
+RUNS: Final = Path("runs")
+"""Where run directories go unless `--out` names one."""
+
+_SLUG_LENGTH: Final = 60
+
+
+def slug(name: str) -> str:
+    """A run's name as part of a file name: lower case, words joined by `-`, at most 60 characters, never empty."""
+    words = re.findall(r"[^\W_]+(?:\.\d+)*", name.lower())
+    return "-".join(words)[:_SLUG_LENGTH].strip("-.") or "run"
+
+
+def default_path(name: str, now_ns: int, base: Path = RUNS) -> Path:
+    """`runs/<UTC time>-<slug>`, with `-2`, `-3` … when another run of that name began in the same second."""
+    stamp = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC).strftime("%Y%m%dT%H%M%SZ")
+    path = base / f"{stamp}-{slug(name)}"
+    number = 2
+    while path.exists():
+        path = base / f"{stamp}-{slug(name)}-{number}"
+        number += 1
+    return path

@@ -1,0 +1,107 @@
+"""plan.json: what was run, and every fact of the run that is in no turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from infersiege.errors import RunDirectoryError
+from infersiege.plan.schema import Plan
+from infersiege.records import SCHEMA_VERSION, TraceAccount, WorkerSummary
+from infersiege.rundir.names import PLAN
+
+
+class ChannelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one channel's target, without secrets."""
+
+    url: str
+    """The final URL that requests went to, redacted."""
+    engine: str
+    dialect: str
+    model: str
+    emulated: bool = False
+    """The target said that it is infersiege's own emulator."""
+    version: str | None = None
+    """Version of the engine, where it tells."""
+    insecure: bool = False
+    """The server's certificate was not verified."""
+    streamed: bool = True
+    cache_hint: str | None = None
+    """Which flag of the server would make it tell cached tokens."""
+    details: dict[str, str] = {}
+    """Anything else that the preflight saw (context length, parallel slots …)."""
+
+
+class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage on the time axis. Instants in ns since the Unix epoch on the master's clock."""
+
+    name: str
+    started_ns: int
+    steady_started_ns: int
+    """End of the warm-up."""
+    steady_ended_ns: int
+    """End of the offered load. When a run ended early, its true end."""
+    users: int | None = None
+    """Closed loop: sessions asked for, over all workers."""
+    rate: float | None = None
+    """Open loop and replay: sessions per second asked for."""
+    started_dirty: bool = False
+    """The engine was not idle when it began."""
+
+
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
+    """plan.json: what was run, and every fact of the run that is in no turn.
+
+    Written once before the first turn, and again at the end, when `ended_ns`, `traces` and `workers` are known. With
+    turns.jsonl it is all that a rebuild needs.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    name: str
+    created_ns: int
+    started_ns: int | None = None
+    """First arrival due; None: the run did not get that far."""
+    ended_ns: int | None = None
+    """None: the run did not end by itself (crash, kill)."""
+    interrupted: bool = False
+    nonce: str
+    """Salt of the prompts; set it in the plan to repeat the run to the letter."""
+    plan_hash: str | None = None
+    plan: dict[str, Any]
+    """The resolved plan (infersiege.plan.schema.Plan as plain values), redacted."""
+    versions: dict[str, str] = {}
+    """infersiege, python, locust, gevent …"""
+    host: dict[str, str] = {}
+    """The master's machine: cpu, cores, memory, kernel."""
+    channels: dict[str, ChannelFacts] = {}
+    trace_hashes: dict[str, str] = {}
+    """scenario -> SHA-256 of its trace."""
+    stages: tuple[StageFacts, ...] = ()
+    traces: tuple[TraceAccount, ...] = ()
+    workers: tuple[WorkerSummary, ...] = ()
+    workers_asked: int | None = None
+    planned_turns: int | None = None
+    """Turns of all started sessions, as the workers' farewells say; None: only the turns tell."""
+    invalid: tuple[str, ...] = ()
+    """Reasons that only the master could see."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def emulated(self) -> bool:
+        """Some target was infersiege's own emulator."""
+        return any(channel.emulated for channel in self.channels.values())
+
+    def typed_plan(self) -> Plan:
+        """The plan as the schema's type.
+
+        Raises RunDirectoryError when it is not one of this version's plans.
+        """
+        try:
+            return msgspec.convert(self.plan, Plan)
+        except msgspec.ValidationError as error:
+            raise RunDirectoryError(
+                f"{PLAN}: the plan of run {self.run_id} can't be read: {error}",
+                hint="read it with the version of infersiege that made it (versions.infersiege in the file)",
+            ) from None
