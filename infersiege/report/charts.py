@@ -254,7 +254,7 @@ class Series:
             key="in-flight",
             title="In flight",
             caption="Sessions alive include think and tool time; turns in flight are what the server sees.",
-            words=f"At most {number(max(known))} turns in flight (mean of a bin)."
+            words=f"Highest mean of a bin: {number(max(known))} turns in flight."
             if known
             else "Nothing was in flight.",
             figure={"data": data, "layout": self._with_phases("count")} if known else None,

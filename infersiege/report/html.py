@@ -242,7 +242,8 @@ def _health(summary: Summary, collected: Collected, charts: Sequence[Chart]) -> 
 
 
 def _conservation(summary: Summary) -> str:
-    equation = f'<p class="equation">{text(conservation(summary.counts))}</p>'
+    lost = "" if summary.counts.conserved() else " v-fail"
+    equation = f'<p class="equation{lost}">{text(conservation(summary.counts))}</p>'
     return equation + (items(trace_lines(summary)) if summary.traces else "")
 
 
@@ -304,7 +305,7 @@ def render(
         ("errors", "Errors", grid(errors), _errors(collected, summary)),
         ("slowest", "Slowest turns", _slowest(collected, summary.started_ns)),
         ("health", "Load generator", _health(summary, collected, health)),
-        ("account", "Nothing lost", _conservation(summary), _events(events, summary.started_ns)),
+        ("account", "Account of all turns", _conservation(summary), _events(events, summary.started_ns)),
         ("plan", "What was run", _what_was_run(plan, summary)),
         ("glossary", "Words and formulas", _glossary()),
     ]

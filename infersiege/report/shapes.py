@@ -34,7 +34,12 @@ def edges_of(histogram: Histogram, bars: int = 48) -> list[float]:
     return [low * step**place for place in range(bars + 1)]
 
 
-_DIGITS = ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), tuple(step / 10 for step in range(10, 100, 2)))
+_DIGITS = (
+    (1, 2, 5),
+    (1, 1.5, 2, 3, 4, 5, 6, 8),
+    (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9),
+    tuple(step / 10 for step in range(10, 100, 2)),
+)
 
 
 def ticks_between(low: float, high: float) -> list[float]:
