@@ -401,7 +401,9 @@ def test_no_prompt_and_no_key_reaches_the_page(tmp_path: Path, sample: list[Turn
         msgspec.structs.replace(row, error_detail="401: bad key sk-test-000123456") if row.error_class else row
         for row in sample
     ]
-    found = rebuilt(tmp_path, rows)
+    leaky = plan()
+    leaky.channels["local"].headers["x-api-key"] = "sk-test-000123456"
+    found = rebuilt(tmp_path, rows, plan_=leaky)
     text = to_text(found.summary, examples=found.examples)
     assert "401: bad key" in text and "sk-test" not in text + page_of(found)
 

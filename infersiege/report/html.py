@@ -13,6 +13,7 @@ import plotly.offline
 
 from infersiege.metrics.definitions import METRICS
 from infersiege.records import EventRow, Summary, WindowRow
+from infersiege.redact import scrub
 from infersiege.report.charts import Chart, Series
 from infersiege.report.collect import Collected
 from infersiege.report.headline import VERDICTS, cards, emulated, verdict
@@ -213,8 +214,8 @@ def _what_was_run(plan: PlanFile, summary: Summary) -> str:
 
 
 def text_block(plan: PlanFile) -> str:
-    """The resolved plan (redacted where it was written) as indented JSON."""
-    encoded = msgspec.json.format(msgspec.json.encode(plan.plan), indent=2).decode()
+    """The resolved plan as indented JSON, redacted where it was written and once more here."""
+    encoded = scrub(msgspec.json.format(msgspec.json.encode(plan.plan), indent=2).decode())
     return f"<pre>{escape(encoded)}</pre>"
 
 
