@@ -44,7 +44,7 @@ _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     # `Authorization: Basic abc`, `"x-api-key": "abc"`, `'api_key': 'abc'`, `authorization=abc`, escaped JSON too.
     (
         re.compile(
-            rf"(?i)((?<![a-z0-9])(?:{_HEADER_NAMES})\\?[\"']?\s*[:=,]\s*b?\\?[\"']?)"
+            rf"(?i)((?<![a-z0-9])(?:{_HEADER_NAMES})\\?[\"']?\s*[:=,]\s*(?:b(?=[\"']))?\\?[\"']?)"
             rf"(?:(?:bearer|basic|token|digest|apikey)\s+)?(?!\[redacted\])[^\s\"'\\,;)}}\]]+"
         ),
         rf"\1{REDACTED}",

@@ -46,7 +46,7 @@ class _Converter:
                 self._unknown(cls, path, name)
         values: dict[str, Any] = {}
         for key in keys.values():
-            values[key.attribute] = key.default
+            values[key.attribute] = _blank(key)
             here = (*path, key.name)
             if key.name not in raw:
                 if key.required and self.faults.ok(*here):
@@ -59,8 +59,8 @@ class _Converter:
 
     def _missing(self, key: Key, path: KeyPath) -> None:
         if sub_table(key.type) is not None:
-            self.faults.add((), f"no {key.description.removeprefix('Written ').replace(':', ' (', 1)})")
-            self.faults.mark(path)
+            written, _, meaning = key.description.removeprefix("Written ").partition(": ")
+            self.faults.add(path, f"is missing; write {written}: {meaning}")
         else:
             self.faults.add(path, f"is missing; {_lower(key.description)}")
 
@@ -72,17 +72,14 @@ class _Converter:
             )
             return
         legal = [key.name for key in keys_of(cls).values()]
-        near = get_close_matches(name.removesuffix("_ns"), legal, n=1, cutoff=0.6)
-        if near:
-            self.faults.add(here, f"unknown key; did you mean {dotted((*path, near[0]))}?")
-            self.faults.mark((*path, near[0]))
-            return
         elsewhere = [other for other in _plain_paths() if other[-1] == name]
-        if elsewhere:
-            self.faults.add(here, f"unknown key; did you mean {dotted(elsewhere[0])}?")
-            self.faults.mark(elsewhere[0])
-        else:
+        near = get_close_matches(name.removesuffix("_ns"), legal, n=1, cutoff=0.6)
+        if not elsewhere and not near:
             self.faults.add(here, f"unknown key; here are: {', '.join(legal)}")
+            return
+        meant = elsewhere[0] if elsewhere else (*path, near[0])
+        self.faults.add(here, f"unknown key; did you mean {dotted(meant)}?")
+        self.faults.mark(meant)
 
     def _key(self, key: Key, raw: object, path: KeyPath, siblings: dict[str, Any]) -> Any:
         """The value of one key, or its default and a fault."""
@@ -93,7 +90,7 @@ class _Converter:
             _within(key, value)
         except ValueError as error:
             self.faults.add(path, str(error))
-            return key.default
+            return _blank(key)
         return value
 
     def _value(self, key: Key, kind: inspect.Type, raw: object, path: KeyPath, siblings: dict[str, Any]) -> Any:
@@ -138,6 +135,15 @@ class _Converter:
         from infersiege.metrics.definitions import METRICS
 
         return parse_limit(raw, METRICS[metric].unit)
+
+
+def _blank(key: Key) -> Any:
+    """What stands for a key that is not there or has a fault, so that other keys can still be checked."""
+    if key.required and isinstance(key.type, inspect.DictType):
+        return {}
+    if key.required and isinstance(key.type, inspect.VarTupleType):
+        return ()
+    return key.default
 
 
 def _scalar(key: Key, kind: inspect.Type, raw: object) -> Any:

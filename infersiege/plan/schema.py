@@ -177,7 +177,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     ramp_ns: Annotated[
         int, _meta("closed: users start evenly over this time, so that prefills don't coincide", **DURATION)
     ] = 1 * SECOND_NS
-    warmup_ns: Annotated[int, _meta("Left out of every figure, from the start of each stage", **DURATION)] = 0
+    warmup_ns: Annotated[
+        int,
+        _meta(
+            "Left out of every figure, from the start of each stage; in a closed loop at least the ramp is", **DURATION
+        ),
+    ] = 0
     drain_ns: Annotated[
         int, _meta("How long open turns may still take after the end, before they are cancelled", **DURATION)
     ] = 30 * SECOND_NS
