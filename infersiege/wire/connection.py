@@ -218,9 +218,10 @@ class Connection:
                 self._out = None
                 self._writer.stop()
                 return
-            if self.sent_ns is None:
-                self.sent_ns = before_ns
-            self.bytes_out += count
+            if self.shaken:  # a handshake is no part of the request
+                self.bytes_out += count
+                if self.sent_ns is None:
+                    self.sent_ns = before_ns
             out = out[count:]
         self._out = None
         self._writer.stop()

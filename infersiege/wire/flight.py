@@ -179,7 +179,11 @@ class Exchange:
             self._socket_done(now_ns)
 
     def crashed(self, error: Exception) -> None:
-        self.fail(ErrorClass.PARSE, f"{type(error).__name__} while reading the answer: {error}")
+        """A fault of ours (or of the sink), also in an answer that had ended but was not decoded to its end."""
+        detail = f"{type(error).__name__} while reading the answer: {error}"
+        if self._over and not self.finished and self._fault is None:
+            self._fault = Fault(error_class=ErrorClass.PARSE, detail=detail)
+        self.fail(ErrorClass.PARSE, detail)
 
     def _resend(self) -> None:
         """A kept connection was closed under our request: once more, on a new one."""
