@@ -546,13 +546,13 @@ max = "1s"
     assert found[5].startswith("--set load.zzz"), "what was set comes after the file"
 
 
-def test_the_message_of_one_fault_is_the_fault_and_of_many_counts_them(tmp_path: Path) -> None:
+def test_the_message_counts_the_faults(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD.replace("users", "user"))
-    with pytest.raises(PlanError, match=r"plan\.toml:10: load\.user: unknown key") as one:
+    with pytest.raises(PlanError, match=r"plan\.toml: the plan has a fault$") as one:
         load_plan(path, environ={})
-    assert "\n" not in str(one.value)
+    assert len(one.value.faults) == 1
     write(tmp_path, GOOD.replace("users", "user").replace('"5m"', "5"))
-    with pytest.raises(PlanError, match=r"plan\.toml: 2 faults, the first is 2: run\.duration: ") as two:
+    with pytest.raises(PlanError, match=r"plan\.toml: the plan has 2 faults$") as two:
         load_plan(path, environ={})
     assert len(two.value.faults) == 2
 
@@ -616,11 +616,11 @@ def test_a_key_file_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
         (b"", "the plan is empty"),
         (b" \n\n", "the plan is empty"),
         (b"[run]\nname = 'caf\xe9'\n", "plan.toml:2: not UTF-8 text"),
-        (b"[run]\nduration = 5m\n", "plan.toml:2:13: not valid TOML: "),
-        (b"[run]\na = 1\na = 2\n", "plan.toml:3:6: not valid TOML: cannot overwrite a value"),
-        (b"[run\n", "plan.toml:1:5: not valid TOML: "),
-        (b'[run]\nname = """x', "plan.toml:2: not valid TOML: "),
-        (b"[run]\nseed = " + b"9" * 5000, "plan.toml: not valid TOML: "),
+        (b"[run]\nduration = 5m\n", "plan.toml:2:13: "),
+        (b"[run]\na = 1\na = 2\n", "plan.toml:3:6: cannot overwrite a value"),
+        (b"[run\n", "plan.toml:1:5: "),
+        (b'[run]\nname = """x', "plan.toml:2: "),
+        (b"[run]\nseed = " + b"9" * 5000, "plan.toml: "),
         (b"a = " + b"[" * 5000, "plan.toml"),
         (b"#" * (5 << 20), "larger than 4 MiB"),
     ],
@@ -630,8 +630,9 @@ def test_files_that_are_no_plan(tmp_path: Path, content: bytes, message: str) ->
     path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
         load_plan(path, environ={})
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    said = [str(caught.value), *getattr(caught.value, "faults", ())]
+    assert any(message in line for line in said), said
+    assert not any("\n" in line for line in said)
     assert caught.value.hint is not None or "nested" in str(caught.value)
 
 
@@ -680,30 +681,11 @@ def test_the_hash_stands_for_what_is_run_not_for_where_or_when(tmp_path: Path) -
 
 
 WORDS = st.sampled_from(["5m", "", "ttft", "p99", "vllm", "1%", "builtin:agent", "builtin:", "open", "http://h"])
-KEYS = st.sampled_from(
-    [
-        "a",
-        "duration",
-        "users",
-        "rate",
-        "engine",
-        "model",
-        "base_url",
-        "metric",
-        "stat",
-        "max",
-        "mode",
-        "trace",
-        "scenario",
-        "channel",
-        "options",
-        "stop",
-        "headers",
-        "price",
-        "timeouts",
-        "load",
-    ]
-)
+NAMES = """
+a duration users rate engine model base_url metric stat max mode trace scenario channel options stop headers price
+timeouts load
+"""
+KEYS = st.sampled_from(NAMES.split())
 TABLES = st.sampled_from(["run", "channel", "workload", "load", "slo", "sampling", "labels", "x"])
 VALUES = st.recursive(
     st.booleans() | st.integers(-5, 5) | st.floats() | WORDS,

@@ -71,11 +71,12 @@ class Faults:
 
     def error(self) -> PlanError:
         lines = tuple(line for _, line in sorted(self._lines, key=lambda item: item[0]))
-        if len(lines) == 1:
-            message = lines[0]
-        else:
-            message = f"{self.source}: {len(lines)} faults, the first is {lines[0].removeprefix(self.source + ':')}"
-        return PlanError(message, faults=lines, hint="docs/plan.md lists every key with its type, unit and default")
+        count = "a fault" if len(lines) == 1 else f"{len(lines)} faults"
+        return PlanError(
+            f"{self.source}: the plan has {count}",
+            faults=lines,
+            hint="docs/plan.md lists every key with its type, unit and default",
+        )
 
     def _place(self, path: KeyPath) -> tuple[tuple[float, int, int], str]:
         number = len(self._lines)

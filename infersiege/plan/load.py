@@ -146,9 +146,11 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
             message += ", and the file ends"
         else:
             where = str(path)
-        fault = scrub(f"{where}: not valid TOML: {message[:1].lower() + message[1:]}")
+        fault = scrub(f"{where}: {message[:1].lower() + message[1:]}")
         raise PlanError(
-            fault, faults=(fault,), hint='text needs quotes ("5m"), tables are [name], lists of tables [[name]]'
+            f"{path}: the plan is not valid TOML",
+            faults=(fault,),
+            hint='text needs quotes ("5m"), tables are [name], lists of tables [[name]]',
         ) from None
 
 

@@ -1,0 +1,653 @@
+"""Preflight against scripted servers: every broken set-up has one message with its place, and exit code 4."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from infersiege.cli.doctor import doctor
+from infersiege.doctor import examine, preflight
+from infersiege.errors import ExitCode, TargetError, UsageError
+from infersiege.plan.schema import Channel, Plan, Sampling, Timeouts
+from infersiege.rundir import ChannelFacts
+
+Answer = bytes | None
+Route = Answer | Callable[[int], Answer]
+"""Raw bytes of a response; None: never answer; or a function of how often it was asked (from 0)."""
+
+
+def response(body: bytes | str, status: str = "200 OK", kind: str = "application/json", extra: str = "") -> bytes:
+    raw = body.encode() if isinstance(body, str) else body
+    return f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{extra}content-length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+def event(value: object) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def stream(*events: str, extra: str = "") -> bytes:
+    return response("".join(events), kind="text/event-stream; charset=utf-8", extra=extra)
+
+
+MODELS = response(json.dumps({"object": "list", "data": [{"id": "m", "owned_by": "vllm", "max_model_len": 4096}]}))
+ROLE = event({"model": "m-real", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+TEXT = event({"choices": [{"index": 0, "delta": {"content": "hi"}}]})
+USAGE = event(
+    {
+        "choices": [],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}},
+    }
+)
+DONE = "data: [DONE]\n\n"
+CHAT = stream(ROLE, TEXT, USAGE, DONE, extra="server: uvicorn\r\n")
+GOOD: dict[str, Route] = {"GET /v1/models": MODELS, "POST /v1/chat/completions": CHAT}
+NOT_FOUND = response('{"detail":"Not Found"}', "404 Not Found")
+
+
+class Server:
+    """One connection at a time; what it does is a table of `METHOD path` -> response."""
+
+    def __init__(self, routes: Mapping[str, Route], context: ssl.SSLContext | None = None) -> None:
+        self.routes = routes
+        self.context = context
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def bodies(self, route: str) -> list[dict[str, object]]:
+        return [json.loads(body) for asked, _, body in self.requests if asked == route]
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            with connection:
+                try:
+                    self._answer(self.context.wrap_socket(connection, server_side=True) if self.context else connection)
+                except OSError:
+                    continue  # the client went away, or did not trust us
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.settimeout(10)
+        with connection, connection.makefile("rb") as reader:
+            first = reader.readline().decode("latin-1").split(" ")
+            if len(first) < 3:
+                return
+            headers = dict(self._headers(reader.readline))
+            body = reader.read(int(headers.get("content-length", 0)))
+            asked = f"{first[0]} {first[1]}"
+            times = sum(before == asked for before, _, _ in self.requests)
+            self.requests.append((asked, headers, body))
+            route = self.routes.get(asked, NOT_FOUND)
+            answer = route(times) if callable(route) else route
+            if answer is None:
+                connection.recv(1)  # silence, until the client gives up
+            else:
+                connection.sendall(answer)
+
+    @staticmethod
+    def _headers(readline: Callable[[], bytes]) -> Iterator[tuple[str, str]]:
+        while line := readline().strip():
+            name, _, value = line.decode("latin-1").partition(":")
+            yield name.lower(), value.strip()
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.thread.join(10)
+
+
+@contextmanager
+def serving(routes: Mapping[str, Route], context: ssl.SSLContext | None = None) -> Iterator[Server]:
+    server = Server(routes, context)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def plan_for(port: int, base: str = "http://127.0.0.1:{port}/v1", engine: str = "vllm", **more: object) -> Plan:
+    fields: dict[str, object] = {
+        "engine": engine,
+        "base_url": base.format(port=port),
+        "model": "m",
+        "timeouts": Timeouts(connect_ns=2_000_000_000, first_token_ns=5_000_000_000),
+        **more,
+    }
+    return Plan(channels={"local": Channel(**fields)}, workloads=())  # type: ignore[arg-type]
+
+
+def ask(routes: Mapping[str, Route], environ: Mapping[str, str] | None = None, **more: object) -> ChannelFacts:
+    with serving(routes) as server:
+        return preflight(plan_for(server.port, **more), environ=environ or {})["local"]  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------------- what works
+
+
+def test_a_good_server_gives_its_facts() -> None:
+    version = response('{"version": "0.32.0"}')
+    with serving({**GOOD, "GET /version": version}) as server:
+        facts = preflight(plan_for(server.port), environ={})["local"]
+        assert facts == ChannelFacts(
+            url=f"http://127.0.0.1:{server.port}/v1/chat/completions",
+            engine="vllm",
+            dialect="openai-chat",
+            model="m",
+            version="0.32.0",
+            details={
+                "server": "uvicorn",
+                "models": "m",
+                "context_length": "4096",
+                "usage": "yes",
+                "cached_tokens": "0",
+                "model_answered": "m-real",
+            },
+        )
+        (body,) = server.bodies("POST /v1/chat/completions")
+    assert (body["model"], body["max_tokens"], body["stream"]) == ("m", 4, True)
+    assert body["temperature"] == 0.0, "as the run will ask"
+
+
+def test_each_preflight_asks_something_new() -> None:
+    """A cached answer would show nothing, and a measured prompt must not be warm."""
+    with serving(GOOD) as server:
+        for _ in range(2):
+            preflight(plan_for(server.port), environ={})
+        first, second = server.bodies("POST /v1/chat/completions")
+    assert first["messages"] != second["messages"]
+
+
+def test_the_request_is_the_one_that_the_run_will_send() -> None:
+    with serving(GOOD) as server:
+        preflight(
+            plan_for(server.port, headers={"x-team": "a"}, extra_body={"top_k": 5}, ignore_eos=True, api_key_env="KEY"),
+            environ={"KEY": "sk-test-123", "http_proxy": "http://127.0.0.1:1", "HTTP_PROXY": "http://127.0.0.1:1"},
+        )
+        asked = {route: headers for route, headers, _ in server.requests}
+        (body,) = server.bodies("POST /v1/chat/completions")
+    assert asked["POST /v1/chat/completions"]["authorization"] == "Bearer sk-test-123"
+    assert asked["GET /v1/models"]["authorization"] == "Bearer sk-test-123"
+    assert asked["POST /v1/chat/completions"]["x-team"] == "a"
+    assert (body["top_k"], body["ignore_eos"], body["min_tokens"]) == (5, True, 4)
+
+
+def test_proxy_variables_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert ask(GOOD).model == "m"
+
+
+WORKING = [
+    ("no list of models", {"POST /v1/chat/completions": CHAT}, {}, {"models": None}),
+    ("a list of models in another shape", {**GOOD, "GET /v1/models": response("[]")}, {}, {"models": None}),
+    ("the list is forbidden, the chat is not", {**GOOD, "GET /v1/models": response("", "403 Forbidden")}, {}, {}),
+    (
+        "reasoning only",
+        {**GOOD, "POST /v1/chat/completions": stream(event({"choices": [{"delta": {"reasoning": "x"}}]}), DONE)},
+        {},
+        {"usage": "no"},
+    ),
+    (
+        "tokens without visible text",
+        {**GOOD, "POST /v1/chat/completions": stream(ROLE, USAGE, DONE)},
+        {},
+        {"usage": "yes"},
+    ),
+    (
+        "no cached tokens",
+        {**GOOD, "POST /v1/chat/completions": stream(TEXT, DONE)},
+        {},
+        {"usage": "no", "cached_tokens": None},
+    ),
+    (
+        "in one piece, as asked",
+        {**GOOD, "POST /v1/chat/completions": response('{"choices":[{"message":{"content":"hi"}}]}')},
+        {"stream": False},
+        {},
+    ),
+    (
+        "an engine that takes any model name",
+        GOOD,
+        {"engine": "llama.cpp", "model": "x"},
+        {"model_note": "llama.cpp answers to any model name; it serves m"},
+    ),
+    ("a cloud's alias", GOOD, {"engine": "openai", "model": "x"}, {"model_note": "not in its list of models (m)"}),
+    (
+        "llama.cpp's context",
+        {**GOOD, "GET /v1/models": response('{"data":[{"id":"m","meta":{"n_ctx":2048}}]}')},
+        {"engine": "llama.cpp"},
+        {"context_length": "2048"},
+    ),
+    ("base URL without /v1", GOOD, {"base": "http://127.0.0.1:{port}"}, {}),
+    ("base URL that is the endpoint", GOOD, {"base": "http://127.0.0.1:{port}/v1/chat/completions"}, {}),
+    ("base URL by name", GOOD, {"base": "http://localhost:{port}/v1/"}, {}),
+]
+
+
+@pytest.mark.parametrize(("routes", "more", "details"), [row[1:] for row in WORKING], ids=[row[0] for row in WORKING])
+def test_what_is_odd_but_works(
+    routes: dict[str, Route], more: dict[str, object], details: dict[str, str | None]
+) -> None:
+    facts = ask(routes, **more)
+    assert {name: facts.details.get(name) for name in details} == details
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [
+        {**GOOD, "POST /v1/chat/completions": stream(TEXT, DONE, extra="x-infersiege-emulated: 1\r\n")},
+        {**GOOD, "GET /v1/models": response('{"data":[{"id":"m","owned_by":"infersiege"}]}')},
+    ],
+)
+def test_an_emulator_is_known_as_one(routes: dict[str, Route]) -> None:
+    assert ask(routes).emulated
+    assert not ask(GOOD).emulated
+
+
+# ---------------------------------------------------------------------------------------------------- what is broken
+
+
+def chat(answer: Route) -> dict[str, Route]:
+    return {**GOOD, "POST /v1/chat/completions": answer}
+
+
+ERROR = '{"error":{"message":"%s","type":"%s","code":%d}}'
+HTML = response("<!doctype html><title>Open WebUI</title>", kind="text/html; charset=utf-8")
+
+BROKEN: list[tuple[str, Mapping[str, Route], dict[str, object], list[str], list[str]]] = [
+    # set-up, the server, the channel, in the message, in the hint
+    (
+        "wrong key in a variable",
+        {"GET /v1/models": response('{"error":"Unauthorized"}', "401 Unauthorized")},
+        {"api_key_env": "KEY"},
+        ["the key in KEY is refused", "/v1/models answers 401", "Unauthorized"],
+        ["is KEY the key of this server?"],
+    ),
+    (
+        "no key",
+        {"GET /v1/models": response('{"error":"Unauthorized"}', "401 Unauthorized")},
+        {},
+        ["a request without a key is refused"],
+        ["api_key_env in [channel.local]"],
+    ),
+    (
+        "key refused by the chat only",
+        chat(response("", "403 Forbidden")),
+        {"api_key_env": "KEY"},
+        ["the key in KEY is refused", "/v1/chat/completions answers 403 to a small request"],
+        ["KEY"],
+    ),
+    (
+        "doubled /v1",
+        {},
+        {"base": "http://127.0.0.1:{port}/v1/v1"},
+        ["/v1/v1/chat/completions answers 404"],
+        ["/v1 twice"],
+    ),
+    ("wrong path", {}, {"base": "http://127.0.0.1:{port}/api"}, ["/api/v1/chat/completions answers 404"], ["base_url"]),
+    (
+        "another HTTP service",
+        {"GET /v1/models": response("ok"), "POST /v1/chat/completions": response("no", "405 Method Not Allowed")},
+        {},
+        ["/v1/chat/completions answers 405"],
+        ["is this an LLM server"],
+    ),
+    (
+        "a model that is not there",
+        {**GOOD, "GET /v1/models": response('{"data":[{"id":"qwen3-8b"},{"id":"llama"}]}')},
+        {"model": "qwen3_8b"},
+        ["no model 'qwen3_8b'", "it has qwen3-8b, llama"],
+        ["did you mean qwen3-8b?", "[channel.local]"],
+    ),
+    (
+        "a model that only the chat knows not to be there",
+        {
+            "POST /v1/chat/completions": response(
+                ERROR % ("The model `m` does not exist.", "NotFoundError", 404), "404 Not Found"
+            )
+        },
+        {},
+        ["no model 'm'", "The model `m` does not exist."],
+        ["set model"],
+    ),
+    (
+        "a web page for everything",
+        {"GET /v1/models": HTML, "POST /v1/chat/completions": HTML},
+        {},
+        ["answers 200 with a web page"],
+        ["the API"],
+    ),
+    ("a web page, not streamed", chat(HTML), {"stream": False}, ["answers 200 with a web page"], ["the API"]),
+    (
+        "a web page with an error",
+        chat(response("<html>", "500 Oops", "text/html")),
+        {},
+        ["answers 500", "(a web page)"],
+        ["log"],
+    ),
+    ("empty 200", chat(response("", kind="text/plain")), {}, ["answers 200 with an empty body"], ["LLM server"]),
+    ("a stream without anything", chat(stream(DONE)), {}, ["answers 200 without any text"], ["chat"]),
+    ("a stream of a role only", chat(stream(ROLE, DONE)), {}, ["answers 200 without any text"], ["chat"]),
+    (
+        "an error inside the stream",
+        chat(stream(event({"error": {"message": "no slot", "code": 500}}), DONE)),
+        {},
+        ["answers 200 and then an error: no slot"],
+        ["log"],
+    ),
+    ("an error as JSON with 200", chat(response('{"error":"boom"}')), {}, ["answers 200 with an error: boom"], ["log"]),
+    (
+        "a proxy that collects the stream",
+        chat(response('{"choices":[{"message":{"content":"hi"}}]}')),
+        {},
+        ["in one piece (application/json) although a stream was asked for"],
+        ["stream = false"],
+    ),
+    (
+        "JSON of something else",
+        chat(response('{"ok":true}')),
+        {},
+        ["application/json instead of a stream", '{"ok":true}'],
+        ["LLM"],
+    ),
+    (
+        "JSON of something else, not streamed",
+        chat(response('{"ok":true}')),
+        {"stream": False},
+        ["no answer of openai-chat"],
+        ["LLM"],
+    ),
+    (
+        "events that are no JSON",
+        chat(stream("data: hello\n\n")),
+        {},
+        ["streams what is no JSON: 'hello'"],
+        ["dialect openai-chat"],
+    ),
+    (
+        "a stream that breaks before the first token",
+        chat(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 500\r\n\r\n" + ROLE.encode()),
+        {},
+        ["begins to stream but"],
+        ["log"],
+    ),
+    (
+        "stream_options refused",
+        chat(response(ERROR % ("unknown field stream_options", "BadRequest", 400), "400 Bad Request")),
+        {},
+        ["answers 400", "unknown field stream_options"],
+        ["include_usage = false"],
+    ),
+    (
+        "extra fields refused",
+        chat(response(ERROR % ("extra fields not permitted", "BadRequest", 422), "422 Unprocessable")),
+        {"extra_body": {"x": 1}},
+        ["answers 422", "extra fields not permitted"],
+        ["extra_body"],
+    ),
+    (
+        "rate limited",
+        chat(response("{}", "429 Too Many Requests", extra="retry-after: 7\r\n")),
+        {},
+        ["answers 429"],
+        ["wait 7 s"],
+    ),
+    (
+        "no money",
+        chat(response('{"error":"insufficient balance"}', "402 Payment Required")),
+        {},
+        ["402", "insufficient balance"],
+        ["quota"],
+    ),
+    (
+        "still loading",
+        {"GET /v1/models": response(ERROR % ("Loading model", "unavailable_error", 503), "503 Service Unavailable")},
+        {},
+        ["answers 503 to the list of models", "Loading model"],
+        ["loading"],
+    ),
+    (
+        "moved",
+        chat(response("", "308 Permanent Redirect", extra="location: https://elsewhere/v1\r\n")),
+        {},
+        ["answers 308", "points to https://elsewhere/v1"],
+        ["base_url"],
+    ),
+    (
+        "silence",
+        chat(None),
+        {"timeouts": Timeouts(first_token_ns=300_000_000)},
+        ["gives no answer within 0.3 s"],
+        ["loading"],
+    ),
+    ("a closed connection", chat(b""), {}, ["closes the connection without an answer"], ["https://"]),
+    ("another protocol", chat(b"SSH-2.0-OpenSSH_9.2\r\n"), {}, ["answers, but not in HTTP"], ["port"]),
+    (
+        "TLS asked of a plain server",
+        GOOD,
+        {"base": "https://127.0.0.1:{port}/v1"},
+        ["makes no TLS connection"],
+        ["http://"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("routes", "more", "message", "hint"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN]
+)
+def test_a_broken_set_up_has_one_clear_message(
+    routes: Mapping[str, Route], more: dict[str, object], message: list[str], hint: list[str]
+) -> None:
+    with pytest.raises(TargetError) as caught:
+        ask(routes, {"KEY": "sk-test-123"}, **more)
+    error = caught.value
+    assert error.exit_code is ExitCode.TARGET
+    assert str(error).startswith("channel local: ")
+    assert "\n" not in str(error)
+    assert len(str(error)) < 600
+    assert all(part in str(error) for part in message), str(error)
+    assert all(part in (error.hint or "") for part in hint), error.hint
+
+
+def test_nothing_listens(free_port: Callable[[], int]) -> None:
+    port = free_port()
+    with pytest.raises(TargetError, match=rf"nothing listens on 127\.0\.0\.1:{port} \(connection refused\)") as caught:
+        preflight(plan_for(port), environ={})
+    assert "vllm serve" in (caught.value.hint or ""), "how to start it"
+
+
+def test_a_name_that_is_not_found() -> None:
+    with pytest.raises(TargetError, match=r"the name nowhere\.invalid is not found"):
+        preflight(plan_for(1, base="http://nowhere.invalid:{port}/v1"), environ={})
+
+
+def test_a_key_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="key file cannot be read"):
+        preflight(plan_for(1, api_key_file=str(tmp_path / "none")), environ={})
+
+
+def test_cl_08_a_server_that_repeats_the_key_does_not_get_it_into_a_message() -> None:
+    """Long enough that the quoted text is cut inside the key: half a key is not known as one any more."""
+    key = "my-own-secret-key-0123456789"
+    for padding in range(150, 215, 3):
+        echo = response(json.dumps({"error": {"message": "x" * padding + key}}), "401 Unauthorized")
+        with pytest.raises(TargetError) as caught:
+            ask({"GET /v1/models": echo}, {"KEY": key}, api_key_env="KEY")
+        assert "my-own" not in f"{caught.value} {caught.value.hint}"
+
+
+# ---------------------------------------------------------------------------------------------------- waiting
+
+
+def test_hc_14_a_server_that_starts_later_is_waited_for(free_port: Callable[[], int]) -> None:
+    port = free_port()
+    started: list[Server] = []
+
+    def start() -> None:
+        time.sleep(0.8)
+        listener = socket.create_server(("127.0.0.1", port))
+        server = Server.__new__(Server)
+        server.routes, server.context, server.requests, server.listener, server.port = GOOD, None, [], listener, port
+        server.thread = threading.Thread(target=server._serve, daemon=True)
+        server.thread.start()
+        started.append(server)
+
+    starter = threading.Thread(target=start)
+    starter.start()
+    said: list[str] = []
+    try:
+        facts = preflight(plan_for(port), environ={}, wait_ns=30_000_000_000, on_wait=said.append)
+    finally:
+        starter.join()
+        started[0].close()
+    assert facts["local"].model == "m"
+    assert len(said) == 1, "the same reason is said once"
+    assert "connection refused" in said[0]
+
+
+def test_hc_14_a_server_that_is_loading_is_waited_for() -> None:
+    loading = response(ERROR % ("Loading model", "unavailable_error", 503), "503 Service Unavailable")
+    with serving({**GOOD, "POST /v1/chat/completions": lambda times: loading if times < 2 else CHAT}) as server:
+        facts = preflight(plan_for(server.port), environ={}, wait_ns=30_000_000_000)
+        assert len(server.bodies("POST /v1/chat/completions")) == 3
+    assert facts["local"].details["usage"] == "yes"
+
+
+def test_hc_14_waiting_has_an_end_and_the_last_reason(free_port: Callable[[], int]) -> None:
+    began = time.monotonic()
+    with pytest.raises(TargetError, match="connection refused") as caught:
+        preflight(plan_for(free_port()), environ={}, wait_ns=700_000_000)
+    assert caught.value.exit_code is ExitCode.TARGET
+    assert 0.6 < time.monotonic() - began < 20
+
+
+def test_a_wrong_key_is_not_waited_for() -> None:
+    with serving({"GET /v1/models": response("", "401 Unauthorized")}) as server:
+        with pytest.raises(TargetError, match="refused"):
+            preflight(plan_for(server.port), environ={}, wait_ns=60_000_000_000)
+        assert len(server.requests) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- TLS
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """cert.pem and key.pem of a server that nobody vouches for."""
+    folder = tmp_path_factory.mktemp("certificate")
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command to make a certificate with")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem"
+    command += " -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def server_context(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    return context
+
+
+def test_cl_11_a_self_signed_server(certificate: Path) -> None:
+    with serving(GOOD, server_context(certificate)) as server:
+        base = "https://127.0.0.1:{port}/v1"
+        with pytest.raises(TargetError, match=r"certificate of .* is not trusted: self.signed certificate") as caught:
+            preflight(plan_for(server.port, base), environ={})
+        assert "insecure = true" in (caught.value.hint or "")
+        trusted = preflight(plan_for(server.port, base, ca=str(certificate / "cert.pem")), environ={})["local"]
+        assert not trusted.insecure
+        assert preflight(plan_for(server.port, base, insecure=True), environ={})["local"].insecure
+        with pytest.raises(TargetError, match=r"closes the connection|not in HTTP|connection broke"):
+            preflight(plan_for(server.port), environ={})
+
+
+def test_a_file_of_authorities_that_holds_none(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("nothing")
+    with pytest.raises(TargetError, match="no certificate authorities can be read"):
+        preflight(plan_for(1, "https://127.0.0.1:{port}/v1", ca=str(tmp_path / "ca.pem")), environ={})
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+PLAN = """\
+[run]
+duration = "5m"
+[channel.good]
+engine = "vllm"
+base_url = "http://127.0.0.1:{good}/v1"
+model = "m"
+[channel.bad]
+engine = "sglang"
+base_url = "http://127.0.0.1:{bad}/v1"
+model = "m"
+[[workload]]
+scenario = "agent"
+trace = "builtin:agent"
+channel = "good"
+[load]
+users = 4
+"""
+
+
+def test_the_command_shows_every_channel_and_ends_with_4(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    plan = tmp_path / "plan.toml"
+    with serving(GOOD) as server:
+        plan.write_text(PLAN.format(good=server.port, bad=free_port()))
+        ended = CliRunner(env={"COLUMNS": "200"}).invoke(doctor, [str(plan)])
+        assert ended.exit_code == ExitCode.TARGET, ended.output
+        assert "nothing listens" in ended.output
+        assert "9 in, 2 out" in ended.output, "the good channel is shown all the same"
+        good = CliRunner().invoke(doctor, [str(plan), "--set", f"channel.bad.base_url=http://127.0.0.1:{server.port}"])
+        assert good.exit_code == ExitCode.PASS, good.output
+
+
+def test_an_examination_names_the_step_that_failed() -> None:
+    with serving(chat(response("", "500 Oops"))) as server:
+        channel = plan_for(server.port).channels["local"]
+        found = examine("local", channel, Sampling(), environ={})
+    assert [(check.name, check.ok) for check in found.checks] == [("url", True), ("models", True), ("answer", False)]
+    assert found.facts is None
+
+
+def test_it_works_with_gevents_patches_too() -> None:
+    """`run` and `worker` patch the process before anything else: in a process of its own."""
+    code = """
+from gevent import monkey; monkey.patch_all()
+import sys; sys.path.insert(0, "tests")
+import test_doctor as t
+assert t.ask(t.GOOD).details["usage"] == "yes"
+try:
+    t.ask({})
+except t.TargetError as error:
+    assert "404" in str(error)
+    print("right")
+"""
+    import sys
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.stdout.strip() == "right", ended.stderr
