@@ -156,7 +156,6 @@ def test_agent_prefix_is_shared_and_of_the_asked_size():
     starts = []
     for index in (0, 1):
         session = trace.session(index)
-        assert session.shares_prefix
         turn = Conversation(session, synthesizer=synthesizer).next_turn()
         assert turn is not None
         starts.append((turn.tools, turn.messages[0]))
@@ -204,7 +203,6 @@ def test_long_document_questions_as_turns_keep_the_document_in_the_history():
     trace = open_trace("builtin:long-document", length_scale=0.01, options={"questions": 3})
     session = trace.session(5)
     assert len(session.turns) == 3
-    assert not session.shares_prefix
     conversation = Conversation(session, synthesizer=Synthesizer(1))
     requests = []
     while (turn := conversation.next_turn()) is not None:
@@ -220,7 +218,6 @@ def test_long_document_questions_as_sessions_share_the_document():
     as_turns = open_trace("builtin:long-document", length_scale=0.01, options={"questions": 3})
     sessions = [trace.session(index) for index in range(6)]
     assert [len(session.turns) for session in sessions] == [1] * 6
-    assert all(session.shares_prefix for session in sessions)
     documents = [session.turns[0].texts[0] for session in sessions]
     assert documents[0] == documents[1] == documents[2] != documents[3]
     assert documents[0] == as_turns.session(0).turns[0].texts[0]

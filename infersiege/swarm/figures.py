@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 from infersiege.metrics.histogram import Histogram
-from infersiege.records import Report
+from infersiege.records import Phase, Report
+from infersiege.report.live import LiveState
+from infersiege.swarm.ending import Ending
+from infersiege.swarm.fleet import Fleet
+from infersiege.swarm.timeline import STAGE, Timeline
 
 OVER_NS = 10_000_000_000
 """Rates and percentiles are over so much of the last time."""
@@ -75,3 +79,34 @@ class LiveFigures:
             return None, None
         seconds = (now_ns - then_ns) / 1e9
         return max(0, self.ok - ok) / seconds, max(0, chunks - then_chunks) / seconds
+
+    def state(self, now_ns: int, timeline: Timeline, ending: Ending | None, fleet: Fleet) -> LiveState:
+        """What the view shows at this moment (monotonic)."""
+        left_ns = None
+        if ending is not None:
+            left_ns = max(0, ending.at_ns + ending.drain_ns - now_ns)
+        elif timeline.load_end_ns is not None:
+            left_ns = max(0, timeline.load_end_ns - now_ns)
+        turns_rate, chunk_rate = self.rates(now_ns)
+        p50, p99 = self.ttft_percentiles(now_ns)
+        return LiveState(
+            now_ns=now_ns,
+            stage=STAGE,
+            phase=Phase.DRAIN if ending else timeline.phase_of(now_ns),
+            elapsed_ns=max(0, now_ns - timeline.start_ns),
+            left_ns=left_ns,
+            users=self.sessions,
+            in_flight=self.in_flight,
+            over_ns=OVER_NS,
+            turns_per_second=turns_rate,
+            tokens_per_second=chunk_rate,
+            ttft_p50_ns=p50,
+            ttft_p99_ns=p99,
+            planned=self.planned_turns,
+            closed=self.closed_turns,
+            failed=self.failed,
+            error_share=self.error_share,
+            workers_alive=len(fleet.alive()),
+            workers=fleet.expected,
+            note="waiting for open turns" if ending else None,
+        )

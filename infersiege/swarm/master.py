@@ -6,7 +6,6 @@ import logging
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,16 @@ from infersiege.records import (
     Go,
     Hello,
     Lease,
-    Phase,
     Ready,
     Reason,
     Refusal,
     Report,
     Segment,
 )
-from infersiege.report.live import LiveState, LiveView
+from infersiege.report.live import LiveView
 from infersiege.rundir import RunDirectory
 from infersiege.swarm import messages
+from infersiege.swarm.ending import Ending, MasterOptions, MasterResult
 from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.figures import LiveFigures
 from infersiege.swarm.fleet import Fleet, WorkerState
@@ -52,43 +51,6 @@ FAREWELL_NS = 3_000_000_000
 """After the drain: time to cancel what is open and to ship the last records."""
 INTERRUPT_DRAIN_NS = 3_000_000_000
 """After Ctrl-C open turns get at most so long; a second Ctrl-C cancels them at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class MasterOptions:
-    local_workers: int
-    """Started on this host."""
-    expected_workers: int
-    """In all."""
-    host: str
-    port: int
-    """0: any free one."""
-    secret: str
-
-
-@dataclass(slots=True)
-class Ending:
-    """Why and when the load stopped."""
-
-    why: str
-    reason: Reason
-    at_ns: int
-    drain_ns: int
-
-
-@dataclass(slots=True)
-class MasterResult:
-    """What only the master knows of the run. Instants in epoch ns."""
-
-    started_ns: int | None
-    load_ended_ns: int | None
-    ended_ns: int
-    interrupted: bool
-    ending: str
-    fleet: Fleet
-    intake: Intake
-    lost: list[WorkerState]
-    versions_refused: list[str] = field(default_factory=list)
 
 
 class Master:
@@ -432,37 +394,5 @@ class Master:
         return monotonic_ns + self.offset_ns
 
     def _show(self, now_ns: int) -> None:
-        timeline = self.timeline
-        if timeline is None:
-            return
-        ending = self._ending
-        phase = Phase.DRAIN if ending else timeline.phase_of(now_ns)
-        left_ns = None
-        if ending is not None:
-            left_ns = max(0, ending.at_ns + ending.drain_ns - now_ns)
-        elif timeline.load_end_ns is not None:
-            left_ns = max(0, timeline.load_end_ns - now_ns)
-        turns_rate, chunk_rate = self.figures.rates(now_ns)
-        p50, p99 = self.figures.ttft_percentiles(now_ns)
-        self.view.show(
-            LiveState(
-                now_ns=now_ns,
-                stage=STAGE,
-                phase=phase,
-                elapsed_ns=max(0, now_ns - timeline.start_ns),
-                left_ns=left_ns,
-                users=self.figures.sessions,
-                in_flight=self.figures.in_flight,
-                turns_per_second=turns_rate,
-                tokens_per_second=chunk_rate,
-                ttft_p50_ns=p50,
-                ttft_p99_ns=p99,
-                planned=self.figures.planned_turns,
-                closed=self.figures.closed_turns,
-                failed=self.figures.failed,
-                error_share=self.figures.error_share,
-                workers_alive=len(self.fleet.alive()),
-                workers=self.fleet.expected,
-                note="waiting for open turns" if ending else None,
-            )
-        )
+        if self.timeline is not None:
+            self.view.show(self.figures.state(now_ns, self.timeline, self._ending, self.fleet))

@@ -25,13 +25,14 @@ from infersiege.report.live import LiveView
 from infersiege.report.rebuild import judged, read, write
 from infersiege.report.tables import print_summary
 from infersiege.rundir import REPORT, ChannelFacts, PlanFile, RunDirectory, StageFacts
+from infersiege.swarm.ending import MasterOptions, MasterResult
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.ledger import ChannelLabels
 from infersiege.swarm.losses import Loss, LossAccount, describe
-from infersiege.swarm.master import Master, MasterOptions, MasterResult
+from infersiege.swarm.master import Master
 from infersiege.swarm.rpc import SECRET_VARIABLE, install
 from infersiege.swarm.source import SessionSource
-from infersiege.swarm.timeline import STAGE
+from infersiege.swarm.timeline import STAGE, settling_ns
 from infersiege.swarm.versions import all_versions, host_facts, versions
 
 
@@ -232,7 +233,7 @@ class Campaign:
             StageFacts(
                 name=STAGE,
                 started_ns=started_ns,
-                steady_started_ns=started_ns + plan.load.warmup_ns,
+                steady_started_ns=started_ns + settling_ns(plan),
                 steady_ended_ns=ended_ns,
                 users=plan.load.users,
                 rate=plan.load.rate,

@@ -12,6 +12,13 @@ STAGE = "main"
 """Name of the only stage, until plans can have several."""
 
 
+def settling_ns(plan: Plan) -> int:
+    """From the first arrival to the steady phase: the warm-up, and in a closed loop at least the ramp, since a load
+    that is still being built up is not the load that was asked for."""
+    load = plan.load
+    return max(load.warmup_ns, load.ramp_ns) if load.mode == "closed" else load.warmup_ns
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """Fixed before the first arrival."""
@@ -28,7 +35,7 @@ class Timeline:
         duration_ns = plan.run.duration_ns
         return cls(
             start_ns=start_ns,
-            steady_ns=start_ns + plan.load.warmup_ns,
+            steady_ns=start_ns + settling_ns(plan),
             load_end_ns=None if duration_ns is None else start_ns + duration_ns,
         )
 

@@ -12,7 +12,7 @@ from infersiege.channels.dialect import Decoded, Dialect
 from infersiege.channels.outcome import Conclusion, account_tokens, conclude, decode_body
 from infersiege.channels.profiles import Profile
 from infersiege.plan.schema import Channel, Sampling
-from infersiege.records import Outcome, Phase, Reason, TurnRecord
+from infersiege.records import Outcome, Reason, TurnRecord
 from infersiege.swarm.ledger import ChannelLabels, Ledger, OpenSession, request_id_of
 from infersiege.traces.conversation import PreparedTurn
 from infersiege.wire.exchange import Deadlines, ExchangeResult, Fault, Request
@@ -151,10 +151,9 @@ class TurnPlayer:
         request_id: str,
         reason: Callable[[], Reason],
     ) -> tuple[TurnRecord, Decoded | None]:
-        streamed = result.streamed
-        decoded: Decoded | None = answer.decoder.decoded() if streamed else None
+        decoded: Decoded | None = answer.decoder.decoded() if result.streamed else None
         unreadable: Fault | None = None
-        if not streamed:
+        if not result.streamed:
             decoded, unreadable = decode_body(route.dialect, result)
         conclusion = conclude(
             result,
@@ -166,51 +165,15 @@ class TurnPlayer:
             wall_ns=self._epoch(result.closed_ns),
             secrets=route.secrets,
         )
-        tokens = account_tokens(decoded, answer.chunks)
-        flags = conclusion.flags
-        if EMULATED_HEADER in result.headers:
-            flags = (*flags, "emulated")
-        cancelled = conclusion.outcome is Outcome.CANCELLED
+        emulated = ("emulated",) if EMULATED_HEADER in result.headers else ()
         record = TurnRecord(
-            run_id=self.ledger.run_id,
-            worker=self.ledger.worker,
-            epoch=self.ledger.epoch,
-            session_id=session.session_id,
-            turn=turn.index,
-            parent_turn=turn.index - 1 if turn.index else None,
-            scenario=session.scenario,
-            stage=session.stage,
-            phase=Phase(self.ledger.phase_of(session.due_ns)),
-            channel=route.labels.name,
-            replica=result.peer,
-            engine=route.labels.engine,
-            dialect=route.labels.dialect,
-            model_asked=route.labels.model,
+            **self._labels(session, turn, route, request_id),
+            **self._times(answer, result, conclusion),
+            **account_tokens(decoded, answer.chunks)._asdict(),
             model_answered=decoded.model if decoded else None,
-            request_id=request_id,
-            due_ns=session.due_ns,
-            attempt_ns=self._epoch(result.attempt_ns),
-            sent_ns=self._epoch(result.sent_ns),
-            sent_end_ns=self._epoch(result.sent_end_ns),
-            first_byte_ns=self._epoch(result.first_byte_ns),
-            first_token_ns=self._epoch(answer.first_token_ns) if streamed else None,
-            first_token_slack_ns=answer.first_token_slack_ns if streamed else None,
-            first_answer_ns=self._epoch(answer.first_answer_ns) if streamed else None,
-            # Without a stream the whole answer is there when the last byte is; TTFT and TPOT stay unknown.
-            last_token_ns=self._epoch(answer.last_token_ns if streamed else self._whole_answer_ns(result, conclusion)),
-            closed_ns=self._epoch(result.closed_ns),
-            connect_duration_ns=result.connect_duration_ns,
-            tls_duration_ns=result.tls_duration_ns,
+            replica=result.peer,
             reused_connection=result.reused_connection,
             attempts=result.attempts,
-            prompt_tokens=tokens.prompt_tokens,
-            cached_tokens=tokens.cached_tokens,
-            output_tokens=tokens.output_tokens,
-            reasoning_tokens=tokens.reasoning_tokens,
-            first_chunk_tokens=tokens.first_chunk_tokens,
-            tokens_from=tokens.tokens_from,
-            asked_prompt_tokens=turn.asked_prompt_tokens,
-            asked_output_tokens=turn.asked_output_tokens,
             chunks=answer.chunks,
             coalesced=answer.coalesced,
             chunks_by_second=answer.chunks_by_second,
@@ -218,23 +181,62 @@ class TurnPlayer:
             keepalives=answer.keepalives,
             finish_reason=conclusion.finish_reason,
             outcome=conclusion.outcome,
-            reason=reason() if cancelled else None,
+            reason=reason() if conclusion.outcome is Outcome.CANCELLED else None,
             error_class=conclusion.error_class,
             error_detail=conclusion.error_detail,
-            flags=flags,
+            flags=conclusion.flags + emulated,
             http_status=result.status,
             retry_after_ns=conclusion.retry_after_ns,
             bytes_in=result.bytes_in,
             bytes_out=result.bytes_out,
-            stamp_source=result.stamp_source if result.first_byte_ns is not None else None,
-            clock_step=result.clock_step,
             server_ttft_ns=decoded.server_ttft_ns if decoded else None,
         )
         return record, decoded
 
+    def _labels(self, session: OpenSession, turn: PreparedTurn, route: Route, request_id: str) -> dict[str, Any]:
+        """Columns that are known before the turn is sent."""
+        return {
+            "run_id": self.ledger.run_id,
+            "worker": self.ledger.worker,
+            "epoch": self.ledger.epoch,
+            "session_id": session.session_id,
+            "turn": turn.index,
+            "parent_turn": turn.index - 1 if turn.index else None,
+            "scenario": session.scenario,
+            "stage": session.stage,
+            "phase": self.ledger.phase_of(session.due_ns),
+            "channel": route.labels.name,
+            "engine": route.labels.engine,
+            "dialect": route.labels.dialect,
+            "model_asked": route.labels.model,
+            "request_id": request_id,
+            "due_ns": session.due_ns,
+            "asked_prompt_tokens": turn.asked_prompt_tokens,
+            "asked_output_tokens": turn.asked_output_tokens,
+        }
+
+    def _times(self, answer: Answer, result: ExchangeResult, conclusion: Conclusion) -> dict[str, Any]:
+        """Columns of when it happened, on the master's clock."""
+        epoch, streamed = self._epoch, result.streamed
+        last_token_ns = answer.last_token_ns
+        if not streamed:
+            # Without a stream the whole answer is there when its last byte is; TTFT and TPOT stay unknown.
+            last_token_ns = result.closed_ns if conclusion.outcome is Outcome.OK else None
+        return {
+            "attempt_ns": epoch(result.attempt_ns),
+            "sent_ns": epoch(result.sent_ns),
+            "sent_end_ns": epoch(result.sent_end_ns),
+            "first_byte_ns": epoch(result.first_byte_ns),
+            "first_token_ns": epoch(answer.first_token_ns) if streamed else None,
+            "first_token_slack_ns": answer.first_token_slack_ns if streamed else None,
+            "first_answer_ns": epoch(answer.first_answer_ns) if streamed else None,
+            "last_token_ns": epoch(last_token_ns),
+            "closed_ns": epoch(result.closed_ns),
+            "connect_duration_ns": result.connect_duration_ns,
+            "tls_duration_ns": result.tls_duration_ns,
+            "stamp_source": result.stamp_source if result.first_byte_ns is not None else None,
+            "clock_step": result.clock_step,
+        }
+
     def _epoch(self, monotonic_ns: int | None) -> int | None:
         return None if monotonic_ns is None else monotonic_ns + self.offset_ns
-
-    @staticmethod
-    def _whole_answer_ns(result: ExchangeResult, conclusion: Conclusion) -> int | None:
-        return result.closed_ns if conclusion.outcome is Outcome.OK else None

@@ -74,7 +74,7 @@ class Agent(Generated):
         for number in range(calls):
             turn, held, call = self._turn(draw, index, number, held, call, number + 1 < calls and by_tool[number + 1])
             turns.append(turn)
-        return Session(session_id=f"agent-{index}", turns=tuple(turns), tools=self._tools or None, shares_prefix=True)
+        return Session(session_id=f"agent-{index}", turns=tuple(turns), tools=self._tools or None)
 
     def _turn(
         self, draw: Draw, index: int, number: int, held: int, call: Message | None, calls_tool: bool

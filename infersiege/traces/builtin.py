@@ -126,7 +126,6 @@ class ShortQa(Generated):
                     asked_output_tokens=output,
                 ),
             ),
-            shares_prefix=system > 0,
         )
 
 
@@ -162,7 +161,6 @@ class LongDocument(Generated):
         return Session(
             session_id=f"long-document-{document}" + (f"-{index % questions}" if apart else ""),
             turns=tuple(turns),
-            shares_prefix=apart,
         )
 
     def _turns(self, draw: Draw, document: int, length: int, questions: int, apart: bool) -> list[Turn]:

@@ -58,8 +58,8 @@ class Conversation:
     engine answered nothing at all, the recorded answer stands in for this one turn (`substituted` counts them).
     A turn that replaces the history (compaction) is sent as given in both modes.
 
-    `salt` becomes the first line of every request. For sessions that share prefixes it must be the run's, for others
-    one of their own (`prompt_salt`).
+    `salt` becomes the first line of every request (`prompt_salt`). It is the same for all sessions of a run, so that
+    prefixes which the trace shares stay shared.
     """
 
     def __init__(

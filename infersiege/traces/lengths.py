@@ -74,7 +74,6 @@ class LengthTrace:
                 ),
             ),
             arrival_ns=self._arrivals[index],
-            shares_prefix=self._block_tokens is not None,
             source_line=line,
         )
 

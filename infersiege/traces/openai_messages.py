@@ -26,9 +26,6 @@ OPTIONS = {
         meaning="what a row is: a whole session; or one request of a `session_id`, with all its messages (cumulative) "
         "or with the new ones only (deltas)",
     ),
-    "shares_prefix": Option(
-        default=False, meaning="sessions are meant to share prefixes: their prompts get one salt for the whole run"
-    ),
 }
 
 _STRUCTURAL = frozenset(
@@ -157,7 +154,6 @@ def _add_session(
             session_id=first.session_id or f"line-{first.line}",
             turns=tuple(turns),
             tools=session_tools,
-            shares_prefix=bool(options.values["shares_prefix"]),
             source_line=first.line,
         )
     )

@@ -54,7 +54,6 @@ def read(source: Source, options: ReadOptions) -> SessionList:
             # The simulated user's last word was never sent to the model.
             turns=tuple(turns_of(messages, keep_unanswered=False)),
             tools=tools or None,
-            shares_prefix=True,
             source_line=index,
         )
         for index, ident, messages in found

@@ -1,0 +1,138 @@
+"""Messages between master and workers: msgpack of these structs inside Locust's custom messages `ifs.<name>`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from infersiege.records.rows import ClientHealth, EventRow, WindowRow
+from infersiege.records.summary import TraceAccount
+from infersiege.records.words import Phase, Reason
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker -> master, first. A mismatch of versions is refused."""
+
+    worker: str
+    host: str
+    pid: int
+    boot_id: str
+    """The same boot id means the same monotonic clock."""
+    versions: dict[str, str]
+    spool_dir: str
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """Master -> worker: the resolved plan and this worker's place."""
+
+    run_id: str
+    epoch: int
+    place: int
+    members: int
+    plan: bytes
+    plan_hash: str
+    trace_hashes: dict[str, str]
+    offset_ns: int
+    """Master's wall clock minus the master's monotonic clock: one constant per run."""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Master -> worker (mismatch), or worker -> master (it cannot take part): the reason."""
+
+    worker: str
+    message: str
+    hint: str | None
+    exit_code: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
+    worker: str
+    plan_hash: str
+    trace_hashes: dict[str, str]
+    trace_accounts: tuple[TraceAccount, ...]
+
+
+class ClockPing(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker -> master and back: offset = master_ns - (sent_ns + received) / 2, on monotonic clocks."""
+
+    worker: str
+    sent_ns: int
+    master_ns: int | None = None
+
+
+class Go(msgspec.Struct, frozen=True, kw_only=True):
+    start_ns: int
+    """Master's monotonic clock at which the first arrival is due."""
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """Master -> worker, twice a second: turns may start until this long after its receipt."""
+
+    duration_ns: int
+    sequence: int
+
+
+class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A session in play, so that the master can write its records if the worker dies."""
+
+    session_id: str
+    scenario: str
+    stage: str
+    phase: Phase
+    channel: str
+    turns: int
+    turn: int
+    """The turn in flight or next."""
+    started: bool
+    due_ns: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker -> master, each second. Its size does not depend on the number of requests."""
+
+    worker: str
+    sequence: int
+    windows: tuple[WindowRow, ...]
+    health: ClientHealth | None
+    open_turns: tuple[OpenTurn, ...]
+    sessions: int
+    in_flight: int
+    planned_turns: int
+    closed_turns: int
+    chunks: int = 0
+    """Content chunks that arrived since the start, open turns included."""
+    events: tuple[EventRow, ...] = ()
+    finished: bool = False
+    """Nothing more to start: the trace or the number of sessions is used up and all turns ended."""
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker -> master: zlib-compressed rows of turns.jsonl; repeated until acknowledged."""
+
+    worker: str
+    sequence: int
+    rows: int
+    data: bytes
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True):
+    sequence: int
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True):
+    """Master -> worker: start nothing, let open turns end for so long, then cancel them."""
+
+    duration_ns: int
+    reason: Reason
+
+
+class Bye(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker -> master, after the last acknowledged segment."""
+
+    worker: str
+    records: int
+    planned_turns: int
+    sessions_started: dict[str, int]
+    """By scenario."""
+    hub_lag_p99_ns: int | None
+    cpu_share_max: float | None
+    exit_reason: str

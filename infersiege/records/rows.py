@@ -1,0 +1,149 @@
+"""Rows of a run: one turn, one second, one event."""
+
+from __future__ import annotations
+
+import msgspec
+
+from infersiege.records.words import ErrorClass, Outcome, Phase, Reason, StampSource, TokensFrom
+
+
+class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The product of a run: one row of turns.jsonl per turn of every planned session (docs/metrics.md).
+
+    Instants in ns since the Unix epoch on the master's clock. None means "did not happen" or "not known".
+    """
+
+    run_id: str
+    worker: str
+    epoch: int
+    session_id: str
+    turn: int
+    """0-based place in the session."""
+    parent_turn: int | None
+    scenario: str
+    stage: str
+    phase: Phase
+    channel: str
+    replica: str | None
+    """Address (`host:port`) that served it."""
+    engine: str
+    dialect: str
+    model_asked: str
+    model_answered: str | None = None
+    request_id: str
+    """Sent as `x-request-id`."""
+
+    due_ns: int
+    attempt_ns: int | None = None
+    """Connecting, or the reuse of a connection, began."""
+    sent_ns: int | None = None
+    """First byte written (of the attempt that was answered)."""
+    sent_end_ns: int | None = None
+    """Last byte written."""
+    first_byte_ns: int | None = None
+    first_token_ns: int | None = None
+    first_token_slack_ns: int | None = None
+    """Width of the doubt of first_token_ns: it may have arrived up to this much earlier."""
+    first_answer_ns: int | None = None
+    last_token_ns: int | None = None
+    closed_ns: int | None = None
+    connect_duration_ns: int | None = None
+    """Name look-up and TCP connect; None on a reused connection."""
+    tls_duration_ns: int | None = None
+    reused_connection: bool | None = None
+    attempts: int = 0
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    first_chunk_tokens: int | None = None
+    tokens_from: TokensFrom | None = None
+    asked_prompt_tokens: int | None = None
+    asked_output_tokens: int | None = None
+    chunks: int = 0
+    """Chunks with generated text."""
+    coalesced: int = 0
+    """Of these, chunks that shared their read with another one and so give no gap."""
+    chunks_by_second: dict[int, int] = {}
+    """Unix second -> content chunks that arrived in it."""
+    gaps: dict[int, int] = {}
+    """Inter-chunk gaps as a sparse histogram (metrics.histogram bucket -> count)."""
+    keepalives: int = 0
+    """Comment lines and pings."""
+
+    finish_reason: str | None = None
+    outcome: Outcome
+    reason: Reason | None = None
+    error_class: ErrorClass | None = None
+    error_detail: str | None = None
+    """Redacted, at most 300 characters."""
+    flags: tuple[str, ...] = ()
+    """Oddities that do not fail a turn: no_done, unterminated_event, burst, length, usage_missing …"""
+    http_status: int | None = None
+    retry_after_ns: int | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    stamp_source: StampSource | None = None
+    clock_step: bool = False
+    server_ttft_ns: int | None = None
+    cost: float | None = None
+    quality: str | None = None
+
+
+class WindowRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One second of one (scenario, channel, stage, phase): a row of windows.jsonl; also what a worker reports.
+
+    Counts of turns by the second in which the thing happened. Sparse histograms have metrics.histogram buckets
+    of nanoseconds. Rows of several workers merge by adding every count and every bucket.
+    """
+
+    second: int
+    """Unix second."""
+    scenario: str
+    channel: str
+    stage: str
+    phase: Phase
+    due: int = 0
+    sent: int = 0
+    ok: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    skipped: int = 0
+    chunks: int = 0
+    output_tokens: int = 0
+    """Of turns that ended in this second, from usage."""
+    in_flight: int = 0
+    """At the end of the second."""
+    users: int = 0
+    """Sessions alive at the end of the second."""
+    errors: dict[str, int] = {}
+    """error_class -> count."""
+    ttft: dict[int, int] = {}
+    tpot: dict[int, int] = {}
+    e2e: dict[int, int] = {}
+    lateness: dict[int, int] = {}
+
+
+class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How one worker did in one second."""
+
+    second: int
+    worker: str
+    cpu_share: float
+    """CPU seconds per second of the worker process (1.0 = one core)."""
+    hub_lag_max_ns: int
+    """Longest time in which the event loop did not poll."""
+    gc_pause_max_ns: int
+    rss_bytes: int
+    open_sockets: int
+
+
+class EventRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of events.jsonl: stage changes, worker lost, clock step, interrupt, disk full."""
+
+    at_ns: int
+    kind: str
+    detail: str
+    worker: str | None = None
+    stage: str | None = None

@@ -1,0 +1,45 @@
+"""What a master is told, and what it knows when a run is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infersiege.records import Reason
+from infersiege.swarm.fleet import Fleet, WorkerState
+from infersiege.swarm.intake import Intake
+
+
+@dataclass(frozen=True, slots=True)
+class MasterOptions:
+    local_workers: int
+    """Started on this host."""
+    expected_workers: int
+    """In all."""
+    host: str
+    port: int
+    """0: any free one."""
+    secret: str
+
+
+@dataclass(slots=True)
+class Ending:
+    """Why and when the load stopped."""
+
+    why: str
+    reason: Reason
+    at_ns: int
+    drain_ns: int
+
+
+@dataclass(slots=True)
+class MasterResult:
+    """What only the master knows of the run. Instants in epoch ns."""
+
+    started_ns: int | None
+    load_ended_ns: int | None
+    ended_ns: int
+    interrupted: bool
+    ending: str
+    fleet: Fleet
+    intake: Intake
+    lost: list[WorkerState]

@@ -1,0 +1,266 @@
+"""Runs in which something breaks: every turn still has one record, and the run ends in time, with the right code."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from siege import SLACK_S, START_S, Siege, check_conserved, plan_text
+
+from infersiege.emulator.process import EmulatorProcess
+from infersiege.records import ErrorClass, Outcome, Reason
+
+pytestmark = pytest.mark.slow
+
+LONG = 'scenario = "short-qa"\ntrace = "builtin:short-qa"\noutput_scale = 20'
+AT_ONCE = 'mode = "closed"\nusers = 4\nramp = "0s"\ndrain = "2s"'
+
+
+@pytest.fixture
+def siege(tmp_path: Path) -> Siege:
+    return Siege(tmp_path)
+
+
+@pytest.fixture
+def emulator(tmp_path: Path) -> Iterator[EmulatorProcess]:
+    with EmulatorProcess("--output-tokens", "60", log=tmp_path / "truth.jsonl") as process:
+        yield process
+
+
+def test_st_20_st_21_server_killed_in_mid_stream(siege: Siege) -> None:
+    """Streams that were cut are failures of class truncated, later turns of class connect; none is missing."""
+    with EmulatorProcess("--output-tokens", "400") as emulator:
+        running = siege.start(plan_text(emulator.base_url, workload=LONG, load=AT_ONCE, run='duration = "5s"'))
+        running.until('"outcome":"ok"')
+        emulator.kill()
+        ran = running.wait()
+    assert ran.seconds < START_S + 5 + 2 + SLACK_S
+    check_conserved(ran)
+    classes = Counter(turn.error_class for turn in ran.by_outcome(Outcome.FAILED))
+    # Of the four users one may have been between two answers: its request was cut before the first byte.
+    assert 3 <= classes[ErrorClass.TRUNCATED] <= 4, classes
+    assert classes[ErrorClass.CONNECT] > 4, classes
+    assert classes[ErrorClass.CONNECT] < 1000, "a user whose server is gone pauses between attempts"
+    assert set(classes) <= {ErrorClass.TRUNCATED, ErrorClass.CONNECT, ErrorClass.SERVER}
+
+
+def test_st_20_server_resets_every_third_stream(siege: Siege) -> None:
+    with EmulatorProcess("--output-tokens", "30", "--fault", "reset_after=3", "--fault-every", "3") as emulator:
+        ran = siege.run(plan_text(emulator.base_url, load=AT_ONCE))
+    check_conserved(ran)
+    failed = ran.by_outcome(Outcome.FAILED)
+    assert {turn.error_class for turn in failed} == {ErrorClass.TRUNCATED}
+    assert len(failed) == pytest.approx(len(ran.turns) / 3, abs=4)
+    assert ran.summary.groups[0].distributions["ttft"].failed_share == pytest.approx(1 / 3, abs=0.1)
+
+
+def test_st_14_errors_inside_a_200_are_failures(siege: Siege) -> None:
+    with EmulatorProcess("--output-tokens", "30", "--fault", "error_after=2", "--fault-every", "2") as emulator:
+        ran = siege.run(plan_text(emulator.base_url, load=AT_ONCE))
+    check_conserved(ran)
+    failed = ran.by_outcome(Outcome.FAILED)
+    assert failed and all(turn.http_status == 200 for turn in failed)
+    assert {turn.error_class for turn in failed} <= {ErrorClass.STREAM_ERROR, ErrorClass.SERVER, ErrorClass.OVERLOAD}
+
+
+def test_ctrl_c_leaves_a_whole_run_directory(siege: Siege, emulator: EmulatorProcess) -> None:
+    running = siege.start(
+        plan_text(emulator.base_url, workload=LONG, load=AT_ONCE, run='duration = "60s"'), "--workers", "2"
+    )
+    running.until('"outcome":"ok"')
+    running.interrupt()
+    ran = running.wait(within_s=20)
+    assert ran.code == 130, ran.out
+    check_conserved(ran)
+    assert ran.summary.interrupted
+    assert ran.plan.interrupted
+    assert "Traceback" not in ran.out
+    assert siege.spools() == []
+
+
+def test_ctrl_c_twice_cuts_open_turns_at_once(siege: Siege) -> None:
+    with EmulatorProcess("--output-tokens", "4000", "--max-model-len", "8192") as emulator:
+        load = AT_ONCE.replace('"2s"', '"60s"')
+        workload = LONG.replace("20", "200")
+        running = siege.start(plan_text(emulator.base_url, workload=workload, load=load, run='duration = "60s"'))
+        deadline = time.monotonic() + 30
+        while len(emulator_rows(running)) == 0 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(2)
+        running.interrupt()
+        time.sleep(0.5)
+        running.interrupt()
+        ran = running.wait(within_s=15)
+    assert ran.code == 130, ran.out
+    check_conserved(ran)
+    cancelled = ran.by_outcome(Outcome.CANCELLED)
+    assert len(cancelled) == 4
+    assert {turn.reason for turn in cancelled} == {Reason.INTERRUPTED}
+
+
+def emulator_rows(running: object) -> list[str]:
+    """Events of a run so far: one as soon as its load has begun."""
+    path = running.path / "events.jsonl"  # type: ignore[attr-defined]
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def test_di_01_worker_killed_minus_nine(siege: Siege, tmp_path: Path) -> None:
+    """Its closed turns come home from its spool, its open ones are lost, the run is invalid and says so."""
+    with EmulatorProcess("--output-tokens", "60", log=tmp_path / "truth.jsonl") as emulator:
+        running = siege.start(plan_text(emulator.base_url, load=AT_ONCE, run='duration = "6s"'), "--workers", "2")
+        running.until('"worker":"worker-2"')
+        os.kill(running.worker_pids()["worker-2"], signal.SIGKILL)
+        ran = running.wait()
+        truth = {row["request_id"] for row in emulator.truth()}
+    assert ran.code == 3, ran.out
+    check_conserved(ran)
+    lost = ran.by_outcome(Outcome.LOST)
+    assert lost and {turn.worker for turn in lost} == {"worker-2"}
+    assert len(lost) <= 2, "one per user that it had"
+    assert {turn.reason for turn in lost} == {Reason.WORKER_LOST}
+    recorded = {turn.request_id for turn in ran.turns}
+    # The preflight's request is the server's only other one.
+    assert len(truth - recorded) == 1, "a request that the server saw has no record"
+    assert any(event.kind == "worker_lost" for event in ran.events)
+    assert "worker-2" in ran.summary.invalid[0]
+    assert siege.spools() == []
+
+
+def test_worker_lost_in_an_open_loop_its_arrivals_are_skipped(siege: Siege, emulator: EmulatorProcess) -> None:
+    load = 'mode = "open"\nrate = 20\narrivals = "constant"\ndrain = "2s"'
+    running = siege.start(plan_text(emulator.base_url, load=load, run='duration = "6s"'), "--workers", "2")
+    running.until('"worker":"worker-1"')
+    os.kill(running.worker_pids()["worker-1"], signal.SIGKILL)
+    ran = running.wait()
+    assert ran.code == 3
+    check_conserved(ran)
+    assert len(ran.turns) == 120, "every arrival of the schedule has a record"
+    skipped = ran.by_outcome(Outcome.SKIPPED)
+    assert skipped and {turn.reason for turn in skipped} == {Reason.WORKER_LOST}
+
+
+def test_all_workers_killed(siege: Siege, emulator: EmulatorProcess) -> None:
+    running = siege.start(plan_text(emulator.base_url, load=AT_ONCE, run='duration = "30s"'))
+    running.until('"worker":"worker-1"')
+    os.kill(running.worker_pids()["worker-1"], signal.SIGKILL)
+    ran = running.wait(within_s=20)
+    assert ran.code == 3, ran.out
+    check_conserved(ran)
+
+
+def test_workers_of_a_killed_master_stop_by_their_lease(siege: Siege, emulator: EmulatorProcess) -> None:
+    """No turn starts once the lease is over; the workers end, and their records stay in their spools."""
+    running = siege.start(plan_text(emulator.base_url, load=AT_ONCE, run='duration = "120s"'))
+    running.until('"worker":"worker-1"')
+    pid = running.worker_pids()["worker-1"]
+    running.process.kill()
+    running.process.wait()
+    killed = time.monotonic()
+    while Path(f"/proc/{pid}").exists() and time.monotonic() - killed < 40:
+        time.sleep(0.2)
+    assert time.monotonic() - killed < 40, "the worker is still there"
+    rows = emulator.truth()
+    last_s = max(row["received_ns"] for row in rows) / 1e9
+    assert last_s < killed + 4.5, "a turn started without a lease"
+    (spool,) = siege.spools()
+    assert list(spool.glob("segment-*.jsonl"))
+
+
+BUGGY_WORKER = """
+import sys
+from infersiege.swarm.patching import patch
+patch()
+from infersiege.channels.openai_chat import OpenAIChatDecoder
+feed, calls = OpenAIChatDecoder.feed, [0]
+def broken(self, payload):
+    calls[0] += 1
+    if calls[0] % 50 == 0:
+        raise RuntimeError("a bug in the parser")
+    return feed(self, payload)
+OpenAIChatDecoder.feed = broken
+from infersiege.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_st_21_a_bug_in_the_parser_fails_turns_and_loses_none(
+    siege: Siege, emulator: EmulatorProcess, free_port: Callable[[], int]
+) -> None:
+    """The broken worker joins from outside, as a worker on another host does."""
+    address = f"127.0.0.1:{free_port()}"
+    siege.environment["INFERSIEGE_SECRET"] = "s3cret"
+    running = siege.start(
+        plan_text(emulator.base_url, load=AT_ONCE), "--workers", "0", "--expect-workers", "1", "--bind", address
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", BUGGY_WORKER, "worker", "--master", address, "--name", "buggy"],
+        env=siege.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    ran = running.wait()
+    worker.communicate(timeout=20)
+    assert worker.returncode == 0
+    check_conserved(ran)
+    failed = ran.by_outcome(Outcome.FAILED)
+    assert failed and {turn.error_class for turn in failed} == {ErrorClass.PARSE}
+    assert "a bug in the parser" in (failed[0].error_detail or "")
+    assert ran.by_outcome(Outcome.OK)
+
+
+def test_a_worker_with_another_secret_does_not_get_in(
+    siege: Siege, emulator: EmulatorProcess, free_port: Callable[[], int]
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    siege.environment["INFERSIEGE_SECRET"] = "right"
+    text = plan_text(emulator.base_url, load=AT_ONCE, run='duration = "3s"\nwait_for_workers = "8s"')
+    running = siege.start(text, "--workers", "0", "--expect-workers", "1", "--bind", address)
+    stranger = subprocess.Popen(
+        [sys.executable, "-m", "infersiege", "worker", "--master", address],
+        env={**siege.environment, "INFERSIEGE_SECRET": "wrong"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        ran = running.wait()
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert ran.code == 3, ran.out
+    assert "0 of 1 workers were ready after 8 s" in ran.out
+    assert "hint:" in ran.out
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, needs: Callable[[str | None], None]) -> Iterator[Path]:
+    """A file system that is full after some hundred records."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(path)], capture_output=True, check=False
+    )
+    needs("a small tmpfs can't be mounted (needs root)" if mounted.returncode else None)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_full_disk_loses_no_record(siege: Siege, emulator: EmulatorProcess, small_disk: Path) -> None:
+    """The run ends, everything measured is in a run directory elsewhere, and one message says where and why."""
+    ran = siege.run(plan_text(emulator.base_url, load=AT_ONCE, run='duration = "20s"'), out=small_disk / "run")
+    assert ran.code == 3, ran.out
+    assert "no space left" in ran.out
+    assert "Traceback" not in ran.out
+    rescued = Path(re.findall(r"^run directory: (.*)$", ran.out, flags=re.MULTILINE)[0])
+    assert rescued != ran.path
+    moved = type(ran)(ran.code, ran.out, ran.seconds, rescued)
+    check_conserved(moved)
+    truth = {row["request_id"] for row in emulator.truth()}
+    assert len(truth - {turn.request_id for turn in moved.turns}) == 1, "only the preflight's request has no record"
