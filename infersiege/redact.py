@@ -1,83 +1,26 @@
-"""Keeps secrets out of everything that leaves the process: records, plan.json, reports, errors, logs.
-
-Two nets (CL-08). `scrub` knows what keys look like wherever they stand: `sk-…`, bearer tokens, authorization headers,
-URL user info and query keys. `Secrets` knows the very values that this run uses, in every form in which a server or a
-library may echo them.
-"""
+"""The keys of a plan, and keeping them out of everything that leaves the process (infersiege.channels.redaction)."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import re
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-from urllib.parse import quote, quote_plus
+from typing import TYPE_CHECKING, Self
 
+from infersiege.channels import redaction
+from infersiege.channels.redaction import REDACTED, looks_secret, scrub
 from infersiege.errors import UsageError
 
 if TYPE_CHECKING:  # plan's messages go through scrub: the import goes the other way
     from infersiege.plan.schema import Channel, Plan
 
-REDACTED: Final = "[redacted]"
-"""What stands where a secret was."""
-
-_WHOLE_WORD_BELOW = 8
-"""Known values shorter than this are replaced only as whole words, or a key `test` would eat the text around it."""
-
-_NAMES = (
-    r"(?:proxy-)?authorization|x-api-key|api[-_ ]?key|(?:access|auth|refresh|id|influx)[-_]?token|client[-_]?secret"
-    r"|secret|password|passwd|token|signature|sig|key"
-)
-_HEADER_NAMES = (
-    r"(?:proxy-)?authorization|x-api-key|api[-_]?key|x-auth-token|access[-_]token|client[-_]secret|set-cookie|cookie"
-)
-
-_PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
-    # URL user info, even with a slash or a colon in the password; up to the last @ before the path's end.
-    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s/?#\"'<>]*@"), rf"\1{REDACTED}@"),
-    # Query parameters that hold keys.
-    (re.compile(rf"(?i)([?&;](?:{_NAMES})=)[^&;#\s\"'<>]+"), rf"\1{REDACTED}"),
-    # `Authorization: Basic abc`, `"x-api-key": "abc"`, `'api_key': 'abc'`, `authorization=abc`, escaped JSON too.
-    (
-        re.compile(
-            rf"(?i)((?<![a-z0-9])(?:{_HEADER_NAMES})\\?[\"']?\s*[:=,]\s*(?:b(?=[\"']))?\\?[\"']?)"
-            rf"(?:(?:bearer|basic|token|digest|apikey)\s+)?(?!\[redacted\])[^\s\"'\\,;)}}\]]+"
-        ),
-        rf"\1{REDACTED}",
-    ),
-    (re.compile(r"(?i)\b(bearer\s+)(?!\[redacted\])[a-z0-9._~+/=-]{6,}"), rf"\1{REDACTED}"),
-    (re.compile(r"(?<![A-Za-z0-9])(?:sk|pk|rk)-[A-Za-z0-9_\-]{6,}"), REDACTED),
-    (re.compile(r"\b(?:hf|gsk|xai|ghp|glpat|nvapi)[-_][A-Za-z0-9_\-]{16,}"), REDACTED),
-    (re.compile(r"\bAIza[A-Za-z0-9_\-]{30,}"), REDACTED),
-    # JSON web tokens.
-    (re.compile(r"\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]+"), REDACTED),
-)
+__all__ = ["REDACTED", "Secrets", "api_key", "looks_secret", "scrub"]
 
 
-def scrub(text: str) -> str:
-    """Replace what looks like a secret. Text without one comes back as it is."""
-    for pattern, replacement in _PATTERNS:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-def looks_secret(text: str) -> bool:
-    """Whether `scrub` would take something out."""
-    return scrub(text) != text
-
-
-class Secrets:
-    """The secret values of one run. Its repr does not show them."""
-
-    def __init__(self, values: Iterable[str] = ()) -> None:
-        self._values = frozenset(value for value in (value.strip() for value in values) if value)
+class Secrets(redaction.Secrets):
+    """The secret values of one run."""
 
     @classmethod
-    def of(cls, plan: Plan, environ: Mapping[str, str]) -> Secrets:
+    def of(cls, plan: Plan, environ: Mapping[str, str]) -> Self:
         """Keys of all channels. A key file that cannot be read gives nothing here: `api_key` reports it."""
         values = []
         for channel in plan.channels.values():
@@ -86,61 +29,6 @@ class Secrets:
             except UsageError:
                 continue
         return cls(values)
-
-    def __repr__(self) -> str:
-        return f"Secrets({len(self._values)} values)"
-
-    def scrub(self, text: str) -> str:
-        """Replace known values in every form, then what looks like a secret.
-
-        No value of at least 8 characters survives, raw, URL-encoded, JSON-escaped, as hex or inside base64. Shorter
-        ones are replaced as whole words.
-        """
-        if self._pattern is not None:
-            text = self._pattern.sub(REDACTED, text)
-        return scrub(text)
-
-    @cached_property
-    def _pattern(self) -> re.Pattern[str] | None:
-        forms: dict[str, None] = {}
-        for value in sorted(self._values, key=len, reverse=True):
-            forms.update(dict.fromkeys(_forms(value)))
-        return re.compile("|".join(sorted(forms, key=len, reverse=True))) if forms else None
-
-
-def _forms(value: str) -> list[str]:
-    """Regular expressions of all the ways in which one value may be written."""
-    if len(value) < _WHOLE_WORD_BELOW:
-        return [rf"(?<!\w){re.escape(value)}(?!\w)"]
-    raw = value.encode()
-    plain = {
-        value,
-        quote(value, safe=""),
-        quote(value),
-        quote_plus(value),
-        json.dumps(value)[1:-1],
-        json.dumps(value, ensure_ascii=False)[1:-1],
-        json.dumps(json.dumps(value))[3:-3],
-        repr(value)[1:-1],
-    }
-    forms = [re.escape(form) for form in plain]
-    forms += [f"(?i:{re.escape(form)})" for form in (quote(value, safe=""), binascii.hexlify(raw).decode())]
-    for core in _base64_cores(raw):
-        pattern = "".join("[+-]" if char in "+-" else "[/_]" if char in "/_" else char for char in core)
-        forms.append(rf"[A-Za-z0-9+/_=-]*{pattern}[A-Za-z0-9+/_=-]*")
-    return forms
-
-
-def _base64_cores(raw: bytes) -> list[str]:
-    """What base64 of any text around the value must contain, for each of the three places where it may begin."""
-    cores = []
-    for shift in range(3):
-        encoded = base64.b64encode(b"\0" * shift + raw).decode().rstrip("=")
-        bits = (shift + len(raw)) * 8
-        whole = bits // 6  # a last, partial character depends on what follows
-        first = -(-shift * 8 // 6)  # so does a first one on what stands before
-        cores.append(encoded[first:whole])
-    return cores
 
 
 def api_key(channel: Channel, environ: Mapping[str, str]) -> str | None:

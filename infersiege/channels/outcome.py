@@ -21,7 +21,7 @@ import msgspec
 from infersiege.channels.accounting import TokenAccount, account_tokens, estimate_tokens, has_output
 from infersiege.channels.dialect import Decoded, Dialect, StreamFault
 from infersiege.channels.faults import class_of_status, class_of_stream_error, gist, json_of, server_error, text_of
-from infersiege.channels.redaction import one_line, scrub
+from infersiege.channels.redaction import Secrets, one_line, scrub
 from infersiege.records import ErrorClass, Outcome
 from infersiege.wire.exchange import ExchangeResult, Fault
 
@@ -114,7 +114,7 @@ def conclude(
     return Conclusion(
         outcome=outcome,
         error_class=finding.error_class if finding is not None else None,
-        error_detail=one_line(scrub(finding.detail, secrets)) if finding is not None else None,
+        error_detail=one_line(Secrets(secrets).scrub(finding.detail)) if finding is not None else None,
         finish_reason=decoded.finish_reason if decoded is not None else None,
         flags=tuple(dict.fromkeys(_flags(facts, outcome, asked_output_tokens))),
         retry_after_ns=retry_after_ns(result.headers, wall_ns),
