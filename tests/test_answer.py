@@ -124,6 +124,10 @@ def test_st_32_end_of_turn_token_is_a_chunk_like_any_other() -> None:
     assert answer.decoder.decoded().usage.output_tokens == 2
 
 
+def test_st_35_gaps_do_not_hold_the_ttft() -> None:
+    assert play((1000, TEXT), (1010, TEXT), (1020, TEXT)).gaps == gaps(10, 10)
+
+
 @pytest.mark.parametrize(
     ("body", "slack_ms", "why"),
     [

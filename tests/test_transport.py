@@ -362,7 +362,7 @@ def test_st_33_many_streams_decode_apart_from_the_stamps(rig: Rig) -> None:
     assert width_ns + answer.first_token_slack_ns >= 9 * 30 * MS - 5 * MS  # type: ignore[operator]
 
 
-def test_st_35_a_connection_that_stays_open_after_done_costs_at_most_the_drain(rig: Rig) -> None:
+def test_st_36_a_connection_that_stays_open_after_done_costs_at_most_the_drain(rig: Rig) -> None:
     def act(peer: Peer) -> None:
         peer.send(STREAM_HEAD + chunked(text("a")), chunked(text("b") + DONE), pause=0.05)
         peer.wait_for_end()
@@ -375,7 +375,7 @@ def test_st_35_a_connection_that_stays_open_after_done_costs_at_most_the_drain(r
     assert result.closed_ns == answer.done_ns, "the drain is in no figure"
 
 
-def test_a_late_end_within_the_drain_keeps_the_connection(rig: Rig) -> None:
+def test_st_36_a_late_end_within_the_drain_keeps_the_connection(rig: Rig) -> None:
     def script(peer: Peer) -> None:
         while peer.request() is not None:
             peer.send(STREAM_HEAD + chunked(text("a")), chunked(DONE), b"0\r\n\r\n", pause=0.12)
