@@ -30,7 +30,8 @@ _NAMES = (
     r"|secret|password|passwd|token|signature|sig|key"
 )
 _HEADER_NAMES = (
-    r"(?:proxy-)?authorization|x-api-key|api[-_ ]?key|password|passwd|x-auth-token|access[-_]token|client[-_]secret|set-cookie|cookie"
+    r"(?:proxy-)?authorization|x-api-key|api[-_ ]?key|password|passwd|x-auth-token|access[-_]token|client[-_]secret"
+    r"|set-cookie|cookie"
 )
 
 _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (

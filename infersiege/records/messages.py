@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from infersiege.records.rows import ClientHealth, EventRow, WindowRow
-from infersiege.records.summary import TraceAccount
 from infersiege.records.words import Phase, Reason
 
 
@@ -33,6 +32,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     trace_hashes: dict[str, str]
     offset_ns: int
     """Master's wall clock minus the master's monotonic clock: one constant per run."""
+    boot_id: str
+    """Of the master's host; a worker with the same one shares its monotonic clock."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +49,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     plan_hash: str
     trace_hashes: dict[str, str]
-    trace_accounts: tuple[TraceAccount, ...]
+    clock_offset_ns: int
+    """Master's monotonic clock minus the worker's, kept for the whole run."""
+    clock_uncertainty_ns: int
 
 
 class ClockPing(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,9 +10,10 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from infersiege.errors import InternalError, RunDirectoryError, UsageError
-from infersiege.records import SCHEMA_VERSION, EventRow, Summary, TurnRecord, WindowRow
+from infersiege.records import SCHEMA_VERSION, ClientHealth, EventRow, Summary, TurnRecord, WindowRow
 from infersiege.rundir.files import Appender, Versioned, bad_line, discard, pretty, reason_of, remedy_for
 from infersiege.rundir.names import (
+    CLIENTS,
     EVENTS,
     JUNIT,
     PLAN,
@@ -115,6 +116,13 @@ class RunDirectory:
         """Raises RunInvalidError when it can't be written."""
         self._append(EVENTS, (event,))
 
+    def append_health(self, row: ClientHealth) -> None:
+        """How one worker did in one second (telemetry/clients.jsonl).
+
+        Raises RunInvalidError or UsageError when it can't be written.
+        """
+        self._append(f"{self.telemetry.name}/{CLIENTS}", (row,))
+
     def _append(self, file: str, rows: Iterable[msgspec.Struct]) -> None:
         encoded = msgspec.json.Encoder().encode_lines(rows)
         if encoded:
@@ -173,7 +181,7 @@ class RunDirectory:
 
     @property
     def telemetry(self) -> Path:
-        """telemetry/: GPU and engine series. Made when it is asked for; raises UsageError when it can't be."""
+        """telemetry/: series of the workers, of GPUs and engines. Made when asked for; raises UsageError if it can't be."""
         path = self.path / TELEMETRY
         try:
             path.mkdir(exist_ok=True)

@@ -15,6 +15,7 @@ SUMMARY: Final = "summary.json"
 REPORT: Final = "report.html"
 JUNIT: Final = "junit.xml"
 TELEMETRY: Final = "telemetry"
+CLIENTS: Final = "clients.jsonl"
 
 RUNS: Final = Path("runs")
 """Where run directories go unless `--out` names one."""

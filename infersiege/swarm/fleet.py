@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infersiege.records import Bye, Hello, Ready, Report
-from infersiege.swarm.rpc import SECRET_VARIABLE
+from infersiege.swarm.secret import SECRET_VARIABLE
 
 SILENT_NS = 2_000_000_000
 """A worker that says nothing for so long is dead (Locust's own heartbeat takes about twice that)."""
@@ -52,7 +52,8 @@ class Fleet:
 
     def spawn(self, count: int, *, port: int, secret: str, log_directory: Path) -> None:
         """Start worker processes. They ignore the terminal's Ctrl-C (a session of their own): the master ends them."""
-        environment = os.environ | {SECRET_VARIABLE: secret}
+        # numpy only makes small histograms here; its thread pool would take time from the event loop.
+        environment = os.environ | {SECRET_VARIABLE: secret, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         log_directory.mkdir(parents=True, exist_ok=True)
         for index in range(count):
             name = f"worker-{index + 1}"

@@ -112,7 +112,12 @@ class Ledger:
         )
 
     def close(self, session: OpenSession, record: TurnRecord) -> None:
-        """Write the record of the next turn; after the last one the session is over."""
+        """Write the record of the next turn; after the last one the session is over.
+
+        A turn that has its record (`skip_all` was faster than its greenlet) gets no second one.
+        """
+        if record.turn < session.next_turn:
+            return
         self.spool.add(record)
         self.closed_turns += 1
         session.next_turn += 1

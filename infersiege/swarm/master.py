@@ -39,6 +39,7 @@ from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.session_users import Director
 from infersiege.swarm.timeline import STAGE, Timeline
+from infersiege.swarm.versions import boot_id
 
 log = logging.getLogger("infersiege.swarm.master")
 
@@ -299,6 +300,7 @@ class Master:
             plan_hash=self._plan_hash,
             trace_hashes=self._trace_hashes,
             offset_ns=self.offset_ns,
+            boot_id=boot_id(),
         )
         messages.send(self._runner, assignment, node_id)
 
@@ -325,6 +327,7 @@ class Master:
             )
             return
         worker.ready = ready
+        worker.clock_offset_ns, worker.clock_uncertainty_ns = ready.clock_offset_ns, ready.clock_uncertainty_ns
 
     def _on_refusal(self, node_id: str, refusal: Refusal) -> None:
         error = RunInvalidError(f"{refusal.worker}: {refusal.message}", hint=refusal.hint)
@@ -344,6 +347,9 @@ class Master:
         self.figures.add(report, time.monotonic_ns())
         for event in report.events:
             self._write_event(event)
+        health = report.health
+        if health is not None:
+            self._write(lambda: self.run.append_health(health))
 
     def _on_segment(self, node_id: str, segment: Segment) -> None:
         worker = self.fleet.seen(node_id)
@@ -385,8 +391,12 @@ class Master:
         self._write_event(EventRow(at_ns=at_ns, kind=kind, detail=detail, worker=worker, stage=stage))
 
     def _write_event(self, event: EventRow) -> None:
+        self._write(lambda: self.run.append_event(event))
+
+    def _write(self, append: Callable[[], None]) -> None:
+        """Append a row; a disk that does not take it ends the run, as one that takes no turns does."""
         try:
-            self.run.append_event(event)
+            append()
         except InfersiegeError as error:
             self.intake.disk_error = self.intake.disk_error or error
 

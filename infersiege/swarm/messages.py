@@ -14,20 +14,22 @@ log = logging.getLogger("infersiege.swarm")
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# The prefix keeps them apart from Locust's own: an unprefixed "ack" killed a worker's receiver.
+PREFIX = "ifs."
+"""Keeps them apart from Locust's own: an unprefixed "ack" killed a worker's receiver."""
+
 NAMES: dict[type[msgspec.Struct], str] = {
-    records.Hello: "ifs.hello",
-    records.Assignment: "ifs.assignment",
-    records.Refusal: "ifs.refusal",
-    records.Ready: "ifs.ready",
-    records.ClockPing: "ifs.clock",
-    records.Go: "ifs.go",
-    records.Lease: "ifs.lease",
-    records.Report: "ifs.report",
-    records.Segment: "ifs.segment",
-    records.Ack: "ifs.ack",
-    records.Drain: "ifs.drain",
-    records.Bye: "ifs.bye",
+    records.Hello: f"{PREFIX}hello",
+    records.Assignment: f"{PREFIX}assignment",
+    records.Refusal: f"{PREFIX}refusal",
+    records.Ready: f"{PREFIX}ready",
+    records.ClockPing: f"{PREFIX}clock",
+    records.Go: f"{PREFIX}go",
+    records.Lease: f"{PREFIX}lease",
+    records.Report: f"{PREFIX}report",
+    records.Segment: f"{PREFIX}segment",
+    records.Ack: f"{PREFIX}ack",
+    records.Drain: f"{PREFIX}drain",
+    records.Bye: f"{PREFIX}bye",
 }
 
 

@@ -10,6 +10,7 @@ records along.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Iterator
@@ -59,23 +60,35 @@ class Spool:
     def _failed(self, error: OSError) -> None:
         self.disk_error = self.disk_error or f"{self.directory}: {error.strerror}"
 
-    def _write(self, descriptor: int | None, line: bytes) -> None:
+    def _write(self, descriptor: int | None, line: bytes) -> int | None:
+        """Append one line; gives the descriptor, or None once the disk takes no more of this file.
+
+        What a failing disk took of the line is cut off: a line after half a line would spoil both for the reader.
+        """
         if descriptor is None:
-            return
+            return None
+        taken = 0
         try:
-            os.write(descriptor, line)
+            while taken < len(line):
+                taken += os.write(descriptor, line[taken:])
         except OSError as error:
             self._failed(error)
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - taken)
+            os.close(descriptor)
+            return None
+        return descriptor
 
     def journal(self, line: JournalLine) -> None:
-        self._write(self._journal, _encode(line) + b"\n")
+        """Note one line. Never raises and never yields."""
+        self._journal = self._write(self._journal, _encode(line) + b"\n")
 
     def add(self, record: TurnRecord) -> None:
         """Keep one row. Never raises and never yields: it is called while a greenlet is being killed."""
         line = _encode(record) + b"\n"
         if self._segment is None and self.disk_error is None:
             self._segment = self._open(self._path(self._sequence))
-        self._write(self._segment, line)
+        self._segment = self._write(self._segment, line)
         self._lines.append(line)
         self.rows_written += 1
 
@@ -118,9 +131,10 @@ class Spool:
 
 
 def remove_spool(directory: Path) -> None:
+    """Remove a spool's files, and its directory unless something else lies in it."""
     for path in directory.glob("*.jsonl"):
         path.unlink(missing_ok=True)
-    if directory.is_dir():
+    with contextlib.suppress(OSError):
         directory.rmdir()
 
 

@@ -61,7 +61,8 @@ def deadlines_of(channel: Channel) -> Deadlines:
     limits = channel.timeouts
     return Deadlines(
         connect_ns=limits.connect_ns,
-        first_token_ns=limits.first_token_ns,
+        # A whole answer has no first token to wait for.
+        first_token_ns=limits.first_token_ns if channel.stream else limits.total_ns,
         idle_ns=limits.idle_ns,
         total_ns=limits.total_ns,
     )

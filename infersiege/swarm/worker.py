@@ -83,6 +83,7 @@ class Worker:
         self._host, self._port = host, port
         self._control = RunControl()
         self._clock = ClockEstimate()
+        self._clock_offset_ns = self._clock_uncertainty_ns = 0
         self._assigned = Event()
         self._draining = Event()
         self._finished = Event()
@@ -172,8 +173,8 @@ class Worker:
         if assignment is None:
             raise InternalError("the master did not answer our hello", hint="is it another version of infersiege?")
         self._spool = Spool(spool_directory, self.name)
-        self._measure_clock()
-        offset_ns = assignment.offset_ns + self._clock.offset_ns
+        self._measure_clock(assignment)
+        offset_ns = assignment.offset_ns + self._clock_offset_ns
         share = WorkerShare(
             assignment, plan_from_json(assignment.plan), self.name, self._spool, self._control, offset_ns
         )
@@ -185,18 +186,22 @@ class Worker:
                 worker=self.name,
                 plan_hash=assignment.plan_hash,
                 trace_hashes=share.source.trace_hashes(),
-                trace_accounts=(),
+                clock_offset_ns=self._clock_offset_ns,
+                clock_uncertainty_ns=self._clock_uncertainty_ns,
             ),
         )
 
-    def _measure_clock(self) -> None:
+    def _measure_clock(self, assignment: Assignment) -> None:
         """On the master's own host the clocks are one; elsewhere a few exchanges give offset and doubt."""
+        if assignment.boot_id == boot_id():
+            return
         for _ in range(CLOCK_PINGS):
             seen = self._clock.answers
             messages.send(self._runner, ClockPing(worker=self.name, sent_ns=time.monotonic_ns()))
             deadline = time.monotonic() + 1.0
             while self._clock.answers == seen and time.monotonic() < deadline:
                 gevent.sleep(0.001)
+        self._clock_offset_ns, self._clock_uncertainty_ns = self._clock.offset_ns, self._clock.uncertainty_ns
 
     # ------------------------------------------------------------------------------------------------- what comes in
 
@@ -214,7 +219,7 @@ class Worker:
         self._clock.add(ping, time.monotonic_ns())
 
     def _on_go(self, _: str, go: Go) -> None:
-        self._control.begin(go.start_ns - self._clock.offset_ns)
+        self._control.begin(go.start_ns - self._clock_offset_ns)
         if self.share is not None:
             self.share.begin()
 

@@ -1,0 +1,1 @@
+"""The server and client in C that bench and tests measure against."""
