@@ -22,6 +22,7 @@ from infersiege.swarm.secret import SECRET_VARIABLE as SECRET_VARIABLE
 
 MAX_FRAME_BYTES = 64 << 20
 
+
 class _Heartbeat(TypedDict):
     state: str
     current_cpu_usage: float
