@@ -52,6 +52,11 @@ class OpenSession:
         )
 
 
+def workload_key(scenario: str, channel: str) -> str:
+    """Names one workload of a plan: a scenario may be played on several channels, but once on each."""
+    return f"{scenario} on {channel}"
+
+
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9._~:#-]{1,80}")
 
 
@@ -86,7 +91,7 @@ class Ledger:
     listeners: list[Callable[[TurnRecord], None]] = field(default_factory=list)
     open: dict[str, OpenSession] = field(default_factory=dict)
     sessions_taken: dict[str, int] = field(default_factory=dict)
-    """By scenario."""
+    """By `workload_key`."""
     planned_turns: int = 0
     closed_turns: int = 0
 
@@ -94,7 +99,8 @@ class Ledger:
         """From here on every turn of the session will have a record."""
         self.open[session.session_id] = session
         self.planned_turns += session.turns
-        self.sessions_taken[session.scenario] = self.sessions_taken.get(session.scenario, 0) + 1
+        key = workload_key(session.scenario, session.channel.name)
+        self.sessions_taken[key] = self.sessions_taken.get(key, 0) + 1
         taken = session.open_turn(self.phase_of(session.due_ns))
         self.spool.journal(JournalLine(session_id=session.session_id, taken=taken))
 

@@ -11,7 +11,7 @@ from infersiege.errors import InfersiegeError
 from infersiege.records import OpenTurn, Outcome, Reason, TurnRecord
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
-from infersiege.swarm.ledger import ChannelLabels, unsent_record
+from infersiege.swarm.ledger import ChannelLabels, unsent_record, workload_key
 from infersiege.swarm.spool import leftover_segments, read_journal, remove_spool
 from infersiege.swarm.versions import boot_id
 
@@ -24,7 +24,7 @@ class Loss:
     lost: int
     skipped: int
     sessions: dict[str, int]
-    """Sessions that it had taken, by scenario, as far as is known."""
+    """Sessions that it had taken, by `workload_key`, as far as is known."""
     planned_turns: int
 
 
@@ -57,8 +57,7 @@ class LossAccount:
         elif worker.report is not None:
             for opened in worker.report.open_turns:
                 sessions[opened.session_id] = opened
-                if opened.started:
-                    started[opened.session_id] = opened.turn
+                started[opened.session_id] = opened.turn if opened.started else opened.turn - 1
         recovered = self._intake.rows_of.get(worker.name, 0) - before
         closed = self._intake.closed_turns(worker.name)
         rows = list(self._open_rows(worker, sessions, started, closed))
@@ -73,7 +72,7 @@ class LossAccount:
         self._intake.write(rows)
         if spool is not None and self._intake.disk_error is None:
             remove_spool(spool)
-        taken = Counter(opened.scenario for opened in sessions.values())
+        taken = Counter(workload_key(opened.scenario, opened.channel) for opened in sessions.values())
         return Loss(
             recovered_rows=recovered,
             lost=lost,
@@ -94,11 +93,12 @@ class LossAccount:
         started: dict[str, int],
         closed: set[tuple[str, int]],
     ) -> Iterator[TurnRecord]:
+        """Turns without a record. What was sent is lost, also where its record existed and did not come home."""
         for session_id, opened in sessions.items():
-            first = opened.turn
-            missing = [turn for turn in range(first, opened.turns) if (session_id, turn) not in closed]
-            for turn in missing:
-                if started.get(session_id) == turn:
+            for turn in range(opened.turns):
+                if (session_id, turn) in closed:
+                    continue
+                if turn <= started.get(session_id, -1):
                     yield self._row(worker, opened, turn, Outcome.LOST)
                 else:
                     yield from self._skipped(worker, opened, (turn,))

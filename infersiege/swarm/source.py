@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from infersiege.plan.schema import Plan, Workload
 from infersiege.records import TraceAccount
 from infersiege.schedule import SECOND_NS, Ticket, closed_tickets, open_tickets, replay_tickets
+from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.timeline import STAGE
 from infersiege.traces import Conversation, Synthesizer, Trace, open_trace, prompt_salt
 
@@ -23,6 +25,7 @@ class SessionSource:
         """Raises TraceError for a trace that can't be read, UsageError for a load that it can't carry."""
         self.plan = plan
         self._place, self._members = place, members
+        self._labels = _labels(plan)
         self.traces: tuple[Trace, ...] = tuple(_open(plan, workload) for workload in plan.workloads)
         self._synthesizers = {workload.language: Synthesizer(plan.run.seed) for workload in plan.workloads}
         # A load that the trace can't carry (replay without times) is an error before the run, not in it.
@@ -82,10 +85,13 @@ class SessionSource:
 
     def session_id(self, ticket: Ticket) -> tuple[str, int]:
         """(unique id in the run, index in the trace): an id of the trace, with its repeat where the trace wraps."""
-        workload, trace = self.plan.workloads[ticket.workload], self.traces[ticket.workload]
+        trace = self.traces[ticket.workload]
         repeat, index = divmod(ticket.session_index, trace.sessions) if trace.sessions else (0, ticket.session_index)
-        name = f"{workload.scenario}:{trace.session(index).session_id}"
-        return (f"{name}~{repeat}" if repeat else name), index
+        name = trace.session(index).session_id
+        # An id of the trace may itself look like another one's repeat.
+        if repeat or "~" in name:
+            name = f"{name}~{repeat}"
+        return f"{self._labels[ticket.workload]}:{name}", index
 
     def conversation(self, ticket: Ticket) -> Conversation:
         """A session of the trace, salted and scaled as the plan says."""
@@ -123,9 +129,9 @@ class SessionSource:
         ]
 
     def accounts(self, started: dict[str, int]) -> tuple[TraceAccount, ...]:
-        """Rows in = sessions started + skipped + not started. `started`: sessions by scenario, over all workers."""
+        """Rows in = sessions started + skipped + not started. `started`: sessions by `workload_key`, of all workers."""
         return tuple(
-            _account(workload, trace, started.get(workload.scenario, 0))
+            _account(workload, trace, started.get(workload_key(workload.scenario, _channel(self.plan, workload)), 0))
             for workload, trace in zip(self.plan.workloads, self.traces, strict=True)
         )
 
@@ -138,6 +144,27 @@ class SessionSource:
                 return None
             total += (len(times) - 1) * SECOND_NS / times[-1]
         return total * self.plan.load.speed
+
+
+def _channel(plan: Plan, workload: Workload) -> str:
+    return workload.channel or next(iter(plan.channels))
+
+
+def _labels(plan: Plan) -> tuple[str, ...]:
+    """What the ids of each workload's sessions begin with: its scenario, and its channel where scenarios share a name.
+
+    No two are alike and none has a colon, so ids of two workloads never are alike either.
+    """
+    shared = Counter(workload.scenario for workload in plan.workloads)
+    labels: list[str] = []
+    for index, workload in enumerate(plan.workloads):
+        several = shared[workload.scenario] > 1
+        label = f"{workload.scenario}.{_channel(plan, workload)}" if several else workload.scenario
+        label = label.replace(":", ".")
+        while label in labels:
+            label = f"{label}.{index}"
+        labels.append(label)
+    return tuple(labels)
 
 
 def _open(plan: Plan, workload: Workload) -> Trace:
