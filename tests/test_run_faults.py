@@ -147,6 +147,21 @@ def test_worker_lost_in_an_open_loop_its_arrivals_are_skipped(siege: Siege, emul
     assert skipped and {turn.reason for turn in skipped} == {Reason.WORKER_LOST}
 
 
+def test_a_worker_that_is_told_to_go_early_is_a_lost_one(siege: Siege, emulator: EmulatorProcess) -> None:
+    """SIGTERM: it cuts its turns and sends its records, but the rest of its share has nobody to play it."""
+    load = 'mode = "open"\nrate = 20\narrivals = "constant"\ndrain = "2s"'
+    running = siege.start(plan_text(emulator.base_url, load=load, run='duration = "5s"'), "--workers", "2")
+    running.until('"worker":"worker-1"')
+    os.kill(running.worker_pids()["worker-1"], signal.SIGTERM)
+    ran = running.wait()
+    assert ran.code == 3, ran.out
+    check_conserved(ran)
+    assert len(ran.turns) == 100, "every arrival of the schedule has a record"
+    assert not ran.by_outcome(Outcome.LOST)
+    assert sum(account.sessions_started for account in ran.summary.traces) < 100
+    assert siege.spools() == []
+
+
 def test_all_workers_killed(siege: Siege, emulator: EmulatorProcess) -> None:
     running = siege.start(plan_text(emulator.base_url, load=AT_ONCE, run='duration = "30s"'))
     running.until('"worker":"worker-1"')

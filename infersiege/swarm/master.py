@@ -362,8 +362,13 @@ class Master:
 
     def _on_bye(self, node_id: str, bye: Bye) -> None:
         worker = self.fleet.seen(node_id)
-        if worker is not None:
-            worker.bye = bye
+        if worker is None:
+            return
+        worker.bye = bye
+        if self._ending is None and self.timeline is not None and worker.alive:
+            # It left (SIGTERM) before it was told to: its records are here, the rest of its share is not played.
+            worker.lost_at_ns = time.monotonic_ns()
+            self._lose(worker)
 
     # ------------------------------------------------------------------------------------------------- what goes out
 

@@ -152,7 +152,7 @@ class Campaign:
                 try:
                     loss = accounts.settle(worker, self._orphans(worker, master))
                     self._lost_planned += loss.planned_turns
-                    for scenario, count in loss.sessions.items():
+                    for scenario, count in (worker.bye.sessions_started if worker.bye else loss.sessions).items():
                         self._lost_sessions[scenario] = self._lost_sessions.get(scenario, 0) + count
                 except InfersiegeError as error:
                     loss = error
@@ -206,7 +206,7 @@ class Campaign:
             interrupted=result.interrupted,
             stages=self._stages(result),
             planned_turns=self._lost_planned
-            + sum(worker.bye.planned_turns for worker in result.fleet.workers.values() if worker.bye is not None),
+            + sum(worker.bye.planned_turns for worker in result.fleet.alive() if worker.bye is not None),
             traces=self._source.accounts(self._sessions_started(result)),
             workers=worker_summaries(result),
             invalid=(*invalid, *self._invalid(result)),
@@ -242,7 +242,7 @@ class Campaign:
 
     def _sessions_started(self, result: MasterResult) -> dict[str, int]:
         started = dict(self._lost_sessions)
-        for worker in result.fleet.workers.values():
+        for worker in result.fleet.alive():
             for scenario, count in (worker.bye.sessions_started if worker.bye else {}).items():
                 started[scenario] = started.get(scenario, 0) + count
         return started
