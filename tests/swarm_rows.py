@@ -1,0 +1,49 @@
+"""Sessions and records for tests of the ledger, the spool and what becomes of them."""
+
+from __future__ import annotations
+
+from infersiege.records import OpenTurn, Outcome, Phase, Reason, TurnRecord
+from infersiege.swarm.ledger import ChannelLabels, OpenSession, unsent_record
+
+RUN_ID = "run"
+LABELS = ChannelLabels(name="target", engine="vllm", dialect="openai-chat", model="m")
+Key = tuple[str, int]
+"""(session, turn)."""
+
+
+def session(session_id: str, turns: int = 1, due_ns: int = 0) -> OpenSession:
+    return OpenSession(
+        session_id=session_id, scenario="talk", stage="main", channel=LABELS, turns=turns, due_ns=due_ns
+    )  # fmt: skip
+
+
+def open_turn(session_id: str, turns: int = 1, turn: int = 0, *, started: bool = False) -> OpenTurn:
+    opened = session(session_id, turns)
+    opened.next_turn, opened.started = turn, started
+    return opened.open_turn(Phase.STEADY)
+
+
+def record(
+    session_id: str,
+    turn: int = 0,
+    *,
+    worker: str = "w",
+    outcome: Outcome = Outcome.OK,
+    reason: Reason = Reason.RUN_END,
+    detail: str | None = None,
+) -> TurnRecord:
+    return unsent_record(
+        open_turn(session_id, turn + 1, turn),
+        run_id=RUN_ID,
+        worker=worker,
+        epoch=0,
+        channel=LABELS,
+        outcome=outcome,
+        reason=reason,
+        turn=turn,
+        detail=detail,
+    )
+
+
+def keys(records: list[TurnRecord]) -> list[Key]:
+    return [(row.session_id, row.turn) for row in records]
