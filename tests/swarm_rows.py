@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
+from records_sample import plan
+
 from infersiege.records import OpenTurn, Outcome, Phase, Reason, TurnRecord
+from infersiege.rundir import PlanFile, RunDirectory
 from infersiege.swarm.ledger import ChannelLabels, OpenSession, unsent_record
 
 RUN_ID = "run"
@@ -47,3 +53,24 @@ def record(
 
 def keys(records: list[TurnRecord]) -> list[Key]:
     return [(row.session_id, row.turn) for row in records]
+
+
+def run_in(path: Path) -> RunDirectory:
+    """A new run directory with a plan.json."""
+    run = RunDirectory.create(path, name="test", now_ns=0)
+    run.write_plan(
+        PlanFile(
+            run_id="run",
+            name="test",
+            created_ns=0,
+            nonce="n",
+            plan_hash="h",
+            plan=msgspec.to_builtins(plan()),
+            versions={},
+            host={},
+            channels={},
+            trace_hashes={},
+            workers_asked=1,
+        )
+    )
+    return run

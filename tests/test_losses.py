@@ -1,0 +1,258 @@
+"""A dead worker's account: every turn that it had, and every arrival that nobody plays, has exactly one record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm_rows import LABELS, RUN_ID, Key, open_turn, record, run_in, session
+
+from infersiege.errors import RunInvalidError
+from infersiege.records import Hello, OpenTurn, Outcome, Phase, Reason, Report, TurnRecord
+from infersiege.swarm.fleet import WorkerState
+from infersiege.swarm.intake import Intake
+from infersiege.swarm.ledger import Ledger, OpenSession, workload_key
+from infersiege.swarm.losses import Loss, LossAccount, describe
+from infersiege.swarm.spool import Spool
+from infersiege.swarm.versions import boot_id
+
+TALK = workload_key("talk", LABELS.name)
+
+
+@dataclass
+class Life:
+    """A worker as its master saw it until it died, on a real spool and a real run directory."""
+
+    folder: Path
+    remote: bool = False
+    """On another host: its spool can't be read from here, and the master has its last report only."""
+    taken: list[OpenSession] = field(default_factory=list)
+    report: Report | None = None
+
+    def __post_init__(self) -> None:
+        self.run = run_in(self.folder / "run")
+        self.intake = Intake(self.run)
+        self.spool = Spool(self.folder / "spool", "w")
+        self.ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=self.spool, phase_of=lambda _: Phase.STEADY)
+
+    def take(self, name: str, turns: int) -> OpenSession:
+        taken = session(name, turns)
+        self.taken.append(taken)
+        self.ledger.take(taken)
+        return taken
+
+    def play(self, taken: OpenSession, turns: int) -> None:
+        for _ in range(turns):
+            self.start(taken)
+            self.ledger.close(taken, record(taken.session_id, taken.next_turn))
+
+    def start(self, taken: OpenSession) -> None:
+        self.ledger.start(taken, "id", 1)
+
+    def ship(self, *, acknowledge: bool = True) -> None:
+        self.spool.cut()
+        for segment in self.spool.unacknowledged():
+            self.intake.take(segment, lambda: None)
+            if acknowledge:
+                self.spool.acknowledge(segment.sequence)
+
+    def tell(self) -> None:
+        self.report = Report(
+            worker="w",
+            sequence=1,
+            windows=(),
+            health=None,
+            open_turns=tuple(opened.open_turn(Phase.STEADY) for opened in self.ledger.open.values()),
+            sessions=len(self.ledger.open),
+            in_flight=0,
+            planned_turns=self.ledger.planned_turns,
+            closed_turns=self.ledger.closed_turns,
+        )
+
+    def die(self, orphans: list[OpenTurn] | None = None) -> Loss:
+        self.spool.close(remove=False)
+        hello = Hello(
+            worker="w",
+            host="h",
+            pid=1,
+            boot_id="another host's" if self.remote else boot_id(),
+            versions={},
+            spool_dir=str(self.spool.directory),
+        )
+        state = WorkerState("node", hello, 0, last_seen_ns=0, report=self.report, lost_at_ns=1)
+        return LossAccount(self.intake, run_id=RUN_ID, channels={LABELS.name: LABELS}).settle(state, orphans or [])
+
+    def rows(self) -> dict[Key, TurnRecord]:
+        rows = list(self.run.read_turns())
+        found = {(row.session_id, row.turn): row for row in rows}
+        assert len(found) == len(rows), "a turn has two records"
+        return found
+
+    def outcomes(self) -> dict[Key, Outcome]:
+        return {key: row.outcome for key, row in self.rows().items()}
+
+    def close(self) -> None:
+        self.run.close()
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Life]:
+    made = Life(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[Life]:
+    made = Life(tmp_path, remote=True)
+    yield made
+    made.close()
+
+
+def test_with_its_spool_nothing_is_missing(life: Life) -> None:
+    """Closed rows come home, the turn on its way is lost, what comes after it is skipped."""
+    done, middle, fresh = life.take("done", 2), life.take("middle", 4), life.take("fresh", 2)
+    life.play(done, 2)
+    life.ship()
+    life.play(middle, 1)
+    life.start(middle)
+    loss = life.die()
+    assert life.outcomes() == {
+        ("done", 0): Outcome.OK,
+        ("done", 1): Outcome.OK,
+        ("middle", 0): Outcome.OK,
+        ("middle", 1): Outcome.LOST,
+        ("middle", 2): Outcome.SKIPPED,
+        ("middle", 3): Outcome.SKIPPED,
+        ("fresh", 0): Outcome.SKIPPED,
+        ("fresh", 1): Outcome.SKIPPED,
+    }
+    rows = life.rows()
+    assert {rows[key].reason for key, outcome in life.outcomes().items() if outcome is not Outcome.OK} == {
+        Reason.WORKER_LOST
+    }
+    assert rows["middle", 1].model_asked == LABELS.model and rows["middle", 1].worker == "w"
+    assert loss == Loss(recovered_rows=1, lost=1, skipped=4, sessions={TALK: 3}, planned_turns=8)
+    assert fresh.turns == 2
+    assert not life.spool.directory.exists()
+
+
+def test_a_segment_that_came_and_was_not_acknowledged_is_written_once(life: Life) -> None:
+    life.play(life.take("a", 2), 2)
+    life.ship(acknowledge=False)
+    loss = life.die()
+    assert life.outcomes() == {("a", 0): Outcome.OK, ("a", 1): Outcome.OK}
+    assert (loss.recovered_rows, loss.planned_turns) == (0, 2)
+
+
+def test_a_torn_row_is_a_lost_turn(life: Life) -> None:
+    """Killed while it wrote: the turn had been started, and its record is half a line."""
+    taken = life.take("a", 2)
+    life.play(taken, 1)
+    life.start(taken)
+    path = life.spool.directory / "segment-0.jsonl"
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(record("a", 1))[:-9])
+    life.die()
+    assert life.outcomes() == {("a", 0): Outcome.OK, ("a", 1): Outcome.LOST}
+
+
+def test_orphans_that_it_took_are_left_out_and_the_others_are_skipped(life: Life) -> None:
+    """Arrivals of the schedule: played, in play, and never taken."""
+    life.play(life.take("played", 1), 1)
+    life.start(life.take("in play", 2))
+    loss = life.die([open_turn(name, 2 if name != "played" else 1) for name in ("played", "in play", "x", "y")])
+    assert life.outcomes() == {
+        ("played", 0): Outcome.OK,
+        ("in play", 0): Outcome.LOST,
+        ("in play", 1): Outcome.SKIPPED,
+        **{(name, turn): Outcome.SKIPPED for name in ("x", "y") for turn in (0, 1)},
+    }
+    assert loss.planned_turns == 7
+    assert loss.sessions == {TALK: 2}, "an arrival that nobody took is no session"
+
+
+def test_without_its_spool_the_last_report_tells(remote: Life) -> None:
+    """Another host. Turns that ended after the last shipment were sent, so they are lost and not skipped."""
+    gone, first = remote.take("gone", 3), remote.take("first", 2)
+    remote.play(gone, 1)
+    remote.ship()
+    remote.play(gone, 1)
+    remote.start(first)
+    remote.tell()
+    loss = remote.die([open_turn("never", 1)])
+    assert remote.outcomes() == {
+        ("gone", 0): Outcome.OK,
+        ("gone", 1): Outcome.LOST,
+        ("gone", 2): Outcome.SKIPPED,
+        ("first", 0): Outcome.LOST,
+        ("first", 1): Outcome.SKIPPED,
+        ("never", 0): Outcome.SKIPPED,
+    }
+    assert (loss.recovered_rows, loss.lost, loss.skipped, loss.planned_turns) == (0, 2, 3, 6)
+    assert remote.spool.directory.exists(), "another host's path means nothing here"
+
+
+def test_a_report_older_than_the_records_does_not_make_a_second_record(remote: Life) -> None:
+    taken = remote.take("a", 2)
+    remote.start(taken)
+    remote.tell()
+    remote.ledger.close(taken, record("a", 0))
+    remote.ship()
+    remote.die()
+    assert remote.outcomes() == {("a", 0): Outcome.OK, ("a", 1): Outcome.SKIPPED}
+
+
+def test_a_worker_that_never_reported_has_only_its_orphans(remote: Life) -> None:
+    loss = remote.die([open_turn("never", 2)])
+    assert set(remote.outcomes().values()) == {Outcome.SKIPPED}
+    assert (loss.lost, loss.skipped, loss.planned_turns) == (0, 2, 2)
+
+
+PLAYED = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.booleans(), st.booleans()), min_size=1, max_size=5)
+"""Sessions: turns, turns played, the next one started, shipped afterwards."""
+
+
+@given(PLAYED, st.integers(0, 3), st.booleans())
+def test_conservation_whatever_it_was_doing(
+    tmp_path_factory: pytest.TempPathFactory,
+    played: list[tuple[int, int, bool, bool]],
+    never: int,
+    remote: bool,
+) -> None:
+    life = Life(tmp_path_factory.mktemp("life"), remote=remote)
+    for number, (turns, done, started, shipped) in enumerate(played):
+        taken = life.take(f"s{number}", turns)
+        life.play(taken, min(done, turns))
+        if started and taken.next_turn < turns:
+            life.start(taken)
+        if shipped:
+            life.ship()
+    life.tell()
+    orphans = [open_turn(f"s{number}", turns) for number, (turns, *_) in enumerate(played)]
+    loss = life.die([*orphans, *(open_turn(f"never{number}") for number in range(never))])
+    outcomes = life.outcomes()
+    life.close()
+    planned = sum(turns for turns, *_ in played) + never
+    assert len(outcomes) == loss.planned_turns == planned
+    in_flight = {(opened.session_id, opened.next_turn) for opened in life.taken if opened.started}
+    assert all(outcomes[key] is Outcome.LOST for key in in_flight)
+    sent = {(opened.session_id, turn) for opened in life.taken for turn in range(opened.next_turn)} | in_flight
+    ok = {key for key, outcome in outcomes.items() if outcome is Outcome.OK}
+    assert ok <= sent
+    if not remote:
+        assert ok == sent - in_flight, "its spool has all of them"
+        assert {key for key, outcome in outcomes.items() if outcome is Outcome.SKIPPED} == set(outcomes) - sent
+
+
+def test_one_line_for_the_event_log() -> None:
+    hello = Hello(worker="w7", host="h", pid=1, boot_id="b", versions={}, spool_dir="")
+    worker = WorkerState("node", hello, 0, last_seen_ns=0)
+    said = describe(worker, Loss(recovered_rows=3, lost=2, skipped=1, sessions={}, planned_turns=9))
+    assert "w7" in said and "3 records" in said and "2 turns lost" in said and "1 turns" in said
+    assert "can't" in describe(worker, RunInvalidError("turns.jsonl can't be read"))
