@@ -11,7 +11,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
 
 from gevent.monkey import get_original
@@ -196,6 +196,24 @@ def answering(response: bytes) -> Callable[[Peer], None]:
             peer.send(response)
 
     return script
+
+
+@contextmanager
+def black_hole() -> Iterator[int]:
+    """A port at which a SYN gets no answer at all, as behind a firewall that drops it.
+
+    Linux ignores SYNs to a listener whose queue of connections is full; with a backlog of 0 it is after one.
+    """
+    with ExitStack() as stack:
+        listener = stack.enter_context(closing(_socket.socket()))
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port: int = listener.getsockname()[1]
+        for _ in range(3):  # more than fit, so that none is left to the caller whatever the kernel rounds up to
+            filler = stack.enter_context(closing(_socket.socket()))
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        yield port
 
 
 @contextmanager

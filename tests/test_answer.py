@@ -189,6 +189,20 @@ def test_nothing_after_done_counts() -> None:
     assert (answer.chunks, answer.done_ns) == (1, 20 * MS)
 
 
+def test_chunks_are_counted_while_the_answer_is_open() -> None:
+    answer = Answer(OpenAIChat().decoder())
+    seen = [answer.chunks_so_far]
+    answer.first(1, 1, ROLE)
+    seen.append(answer.chunks_so_far)
+    answer.first(2, 1, TEXT * 2)
+    seen.append(answer.chunks_so_far)
+    answer.more([(3, TEXT), (4, TEXT * 3), (5, usage(6) + DONE)])
+    seen.append(answer.chunks_so_far)
+    assert seen == [0, 0, 2, 6]
+    answer.end()
+    assert answer.chunks_so_far == answer.chunks == 6
+
+
 def test_end_may_come_twice() -> None:
     answer = play((10, TEXT), (20, TEXT))
     before = dict(answer.gaps)
@@ -221,7 +235,7 @@ def test_every_chunk_is_counted_once_and_gaps_add_up(reads: list[tuple[int, int]
     counts = [count for _, count in reads]
     stamps = [ms for (ms, _), count in zip(played, counts, strict=True) if count]
     single = [count == 1 for count in counts if count]
-    assert answer.chunks == sum(counts) == sum(answer.chunks_by_second.values())
+    assert answer.chunks == answer.chunks_so_far == sum(counts) == sum(answer.chunks_by_second.values())
     assert answer.coalesced == sum(count for count in counts if count > 1)
     expected = [b - a for (a, b), alone in zip(pairwise(stamps), single[1:], strict=True) if alone]
     assert answer.gaps == gaps(*expected)

@@ -32,6 +32,7 @@ class Answer:
         "_counts",
         "_epoch_offset_ns",
         "_events",
+        "_extra",
         "_last_read_ns",
         "_stamps",
         "chunks",
@@ -58,6 +59,7 @@ class Answer:
         self.done_ns: int | None = None
         """Stamp of the read in which the stream said that it is over."""
         self.chunks = 0
+        """Filled by `end`, as `coalesced` is; before that see `chunks_so_far`."""
         self.coalesced = 0
         self.chunks_by_second: dict[int, int] = {}
         """Unix second -> chunks that arrived in it; filled by `end`."""
@@ -72,10 +74,17 @@ class Answer:
         self._stamps = array("q")
         self._last_read_ns: int | None = None
         self._counts: dict[int, int] = {}
+        self._extra = 0
+        """Chunks beyond the first of their read."""
 
     @property
     def done(self) -> bool:
         return self.done_ns is not None
+
+    @property
+    def chunks_so_far(self) -> int:
+        """Chunks that were decoded; what `chunks` is after `end`."""
+        return len(self._stamps) + self._extra
 
     @property
     def keepalives(self) -> int:
@@ -151,6 +160,7 @@ class Answer:
         if chunks:
             if chunks > 1:
                 self._counts[len(self._stamps)] = chunks
+                self._extra += chunks - 1
             self._stamps.append(stamp_ns)
 
     def _unterminated(self) -> None:

@@ -101,7 +101,7 @@ class TurnPlayer:
     @property
     def chunks(self) -> int:
         """Content chunks seen since the start, open turns included."""
-        return self._closed_chunks + sum(answer.chunks for answer in self.in_flight.values())
+        return self._closed_chunks + sum(answer.chunks_so_far for answer in self.in_flight.values())
 
     def play(
         self,

@@ -24,6 +24,7 @@ from infersiege.wire.clock import (
     monotonic_ns,
 )
 from infersiege.wire.endpoint import Address, Endpoint
+from infersiege.wire.exchange import ExchangeResult
 from infersiege.wire.faults import is_ours
 
 READ_BYTES = 65536
@@ -66,9 +67,9 @@ class Connection:
     """
 
     __slots__ = (
-        "_addresses", "_buffers", "_clock", "_empty_ns", "_endpoint", "_loop", "_out", "_reader",
+        "_addresses", "_buffers", "_clock", "_empty_ns", "_endpoint", "_loop", "_out", "_poll", "_reader",
         "_recvmsg_into", "_segments", "_sock", "_started_ns", "_view", "_writer", "address", "bytes_in", "bytes_out",
-        "closed", "connect_duration_ns", "owner", "peer", "poll", "sent_end_ns", "sent_ns", "shaken", "stepped",
+        "closed", "connect_duration_ns", "owner", "peer", "sent_end_ns", "sent_ns", "shaken", "stepped",
         "tls_duration_ns", "user_reads",
     )  # fmt: skip
 
@@ -82,8 +83,7 @@ class Connection:
         self.closed = False
         self.shaken = False
         """Ready for requests."""
-        self.poll: PollWatch | None = None
-        """Set while the earliest time of arrival is wanted beside the stamp (until the first token)."""
+        self._poll: PollWatch | None = None
         self._endpoint = endpoint
         self._clock = clock
         self._buffers = [buffer]
@@ -187,12 +187,23 @@ class Connection:
         except OSError:
             return False
 
+    def watch(self, poll: PollWatch) -> None:
+        """From now on the earliest time of arrival is wanted beside the stamp."""
+        poll.acquire()
+        self._poll = poll
+
+    def unwatch(self) -> None:
+        """No more of that: the first token is there, or never will be. A second call does nothing."""
+        if self._poll is not None:
+            self._poll.release()
+            self._poll = None
+
     def begin(self, owner: Owner, payload: bytes) -> None:
         """Start one exchange: send all of `payload`, and read from now on, before all of it is sent."""
         self.owner = owner
         self._forget()
         self._empty_ns = monotonic_ns()
-        self._segments = self._data_segments() if self.poll is not None else None
+        self._segments = self._data_segments() if self._poll is not None else None
         self._reader.start(self._on_readable)
         self._out = memoryview(self._sealed(payload))
         self._push()
@@ -233,20 +244,21 @@ class Connection:
     def _on_readable(self) -> None:
         """The hot path of plain connections: one read, one stamp. What `_stamp` does is repeated here, in line."""
         try:
-            if self.poll is not None:
+            if self._poll is not None:
                 self._read_with_bound()
                 return
+            recvmsg_into = self._recvmsg_into  # in two steps: one is a slower lookup for what a slot holds
             before_ns = monotonic_ns()
-            count, ancillary, _, _ = self._recvmsg_into(self._buffers, ANCILLARY_BYTES)
-            now_ns = monotonic_ns()
+            count, ancillary, _, _ = recvmsg_into(self._buffers, ANCILLARY_BYTES)
             if ancillary:
                 seconds, nanoseconds = _unpack(ancillary[0][2])
                 stamp_ns = seconds * 1_000_000_000 + nanoseconds - self._clock.offset_ns
-                if not self._empty_ns - TOLERANCE_NS <= stamp_ns <= now_ns:
-                    stamp_ns = self._doubtful(stamp_ns, now_ns)
+                # Nearly always it came before the read began; then there is no need to ask for the time again.
+                if not self._empty_ns - TOLERANCE_NS <= stamp_ns <= before_ns:
+                    stamp_ns = self._believed(stamp_ns, self._empty_ns, monotonic_ns())
             else:
                 self.user_reads += 1
-                stamp_ns = now_ns
+                stamp_ns = monotonic_ns()
             self._empty_ns = before_ns
             if count:
                 self.bytes_in += count
@@ -270,13 +282,13 @@ class Connection:
 
     def _read(self) -> tuple[int, int, int]:
         """Read once into the buffer: (bytes, stamp, earliest). Raises OSError."""
-        segments = self._data_segments() if self.poll is not None else None
+        segments = self._data_segments() if self._poll is not None else None
         before_ns = monotonic_ns()
         count, ancillary, _, _ = self._recvmsg_into(self._buffers, ANCILLARY_BYTES)
         empty_ns = self._empty_ns
         stamp_ns = self._stamp(ancillary, before_ns)
         self.bytes_in += count
-        return count, stamp_ns, stamp_ns if self.poll is None else self._earliest(stamp_ns, empty_ns, segments)
+        return count, stamp_ns, stamp_ns if self._poll is None else self._earliest(stamp_ns, empty_ns, segments)
 
     def _stamp(self, ancillary: list[tuple[int, int, bytes]], before_ns: int) -> int:
         """When the last segment of a read that began at `before_ns` arrived.
@@ -291,12 +303,12 @@ class Connection:
             return now_ns
         seconds, nanoseconds = _unpack(ancillary[0][2])
         stamp_ns = int(seconds * 1_000_000_000 + nanoseconds - self._clock.offset_ns)
+        return self._believed(stamp_ns, empty_ns, now_ns)
+
+    def _believed(self, stamp_ns: int, empty_ns: int, now_ns: int) -> int:
+        """The stamp if it can have been taken between the two times, else `now_ns`."""
         if empty_ns - TOLERANCE_NS <= stamp_ns <= now_ns:
             return stamp_ns
-        return self._doubtful(stamp_ns, now_ns)
-
-    def _doubtful(self, stamp_ns: int, now_ns: int) -> int:
-        """A stamp outside the time in which it can have been taken."""
         if now_ns < stamp_ns <= now_ns + TOLERANCE_NS:
             return now_ns
         self._clock.check()
@@ -313,7 +325,7 @@ class Connection:
         after = self._data_segments()
         if before is not None and after is not None and after - before == 1:
             return stamp_ns
-        poll_ns = 0 if self.poll is None else self.poll.empty_ns(stamp_ns)
+        poll_ns = 0 if self._poll is None else self._poll.empty_ns(stamp_ns)
         return min(stamp_ns, max(poll_ns, empty_ns))
 
     def _data_segments(self) -> int | None:
@@ -324,6 +336,13 @@ class Connection:
             return None
 
     # ------------------------------------------------------------------------------------------------------- end
+
+    def count_into(self, result: ExchangeResult) -> None:
+        """Add what was sent and read since `begin`."""
+        result.sent_ns, result.sent_end_ns = self.sent_ns, self.sent_end_ns
+        result.bytes_in += self.bytes_in
+        result.bytes_out += self.bytes_out
+        result.clock_step = result.clock_step or self.stepped
 
     def _guarded(self, callback: Any) -> None:
         try:
@@ -353,7 +372,7 @@ class Connection:
     def rest(self) -> None:
         """Idle from now on, in the pool."""
         self.owner = None
-        self.poll = None
+        self.unwatch()
         self._reader.stop()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a failed connection or a passed deadline is called, and what is said about it."""
+"""What a failed connection is called, and what is said about it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import os
 import ssl
 
 from infersiege.records import ErrorClass
-from infersiege.wire.exchange import Deadlines, Fault
+from infersiege.wire.exchange import Fault
 
 _SPENT = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
-
-Deadline = tuple[int, ErrorClass, str]
-"""(when, class, detail)."""
 
 
 def is_ours(error: OSError) -> bool:
@@ -38,24 +35,3 @@ def plain(error: OSError) -> str:
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno).lower()
     return str(error).lower()
-
-
-def connect_deadline(begun_ns: int, limits: Deadlines, where: str) -> Deadline:
-    what = f"no connection to {where} within {_seconds(limits.connect_ns)}"
-    return begun_ns + limits.connect_ns, ErrorClass.TIMEOUT_CONNECT, what
-
-
-def answer_deadline(sent_ns: int, last_ns: int | None, limits: Deadlines) -> Deadline:
-    """The nearest one once the request is being sent. `last_ns`: the last read of an answer that has begun."""
-    total = (sent_ns + limits.total_ns, ErrorClass.TIMEOUT_TOTAL, f"not over after {_seconds(limits.total_ns)}")
-    if last_ns is None:
-        what = f"no token within {_seconds(limits.first_token_ns)}"
-        other = (sent_ns + limits.first_token_ns, ErrorClass.TIMEOUT_FIRST_TOKEN, what)
-    else:
-        what = f"nothing came for {_seconds(limits.idle_ns)} in mid-answer"
-        other = (last_ns + limits.idle_ns, ErrorClass.TIMEOUT_IDLE, what)
-    return min(total, other)
-
-
-def _seconds(duration_ns: int) -> str:
-    return f"{duration_ns / 1e9:g} s"

@@ -1,24 +1,20 @@
-"""One request in flight: HTTP/1.1 framing, deadlines, and the hand-over of its body to the sink."""
+"""One request in flight: from the connection to the sink, until one of the many possible ends."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from infersiege.records import ErrorClass, StampSource
+from infersiege.wire.bodies import BATCH_BYTES, Backlog, WholeBody
 from infersiege.wire.clock import monotonic_ns
 from infersiege.wire.connection import Connection
+from infersiege.wire.deadlines import DRAIN_NS, Alarm, Deadline, answer_deadline, connect_deadline, drain_deadline
 from infersiege.wire.exchange import BodySink, Deadlines, ExchangeResult, Fault, Request
-from infersiege.wire.faults import answer_deadline, connect_deadline, connect_fault, plain
+from infersiege.wire.faults import connect_fault, plain
 from infersiege.wire.framing import Framing, HttpError, request_bytes
 
 if TYPE_CHECKING:
     from infersiege.wire.transport import Client
-
-DRAIN_NS = 250_000_000
-"""How long a stream that said it is over may take to end."""
-BATCH_BYTES = 32_768
-MAX_BODY_BYTES = 8 << 20
-_EVENT_STREAM = "text/event-stream"
 
 # What becomes of body bytes.
 _RAW, _FIRST, _LATER, _IGNORED = range(4)
@@ -33,9 +29,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_client", "_connection", "_cut", "_deadlines", "_fault", "_framing", "_held", "_last_ns", "_over", "_payload",
-        "_phase_ns", "_raw", "_raw_bytes", "_reads", "_request", "_resent", "_result", "_sink", "_steps",
-        "_stream_closed_ns", "_timer", "_to", "_watching", "_woken", "finished",
+        "_alarm", "_backlog", "_client", "_connection", "_cut", "_deadlines", "_fault", "_framing", "_last_ns", "_over",
+        "_payload", "_phase_ns", "_request", "_resent", "_result", "_sink", "_steps", "_stream_closed_ns", "_to",
+        "_whole", "_woken", "finished",
     )  # fmt: skip
 
     def __init__(self, client: Client, request: Request, sink: BodySink, deadlines: Deadlines, woken: Any) -> None:
@@ -48,16 +44,13 @@ class Exchange:
         self._connection: Connection | None = None
         self._result = ExchangeResult(attempt_ns=monotonic_ns(), headers={})
         self._phase_ns = self._result.attempt_ns
-        self._timer: Any = None
+        self._alarm = Alarm(client.loop)
         self._steps = client.clock.steps
-        self._watching = False
         self._resent = False
         self._framing = Framing()
         self._to = _RAW
-        self._raw: list[bytes] = []
-        self._raw_bytes = 0
-        self._reads: list[tuple[int, bytes]] = []
-        self._held = 0
+        self._whole = WholeBody()
+        self._backlog = Backlog()
         self._last_ns = 0
         self._stream_closed_ns: int | None = None
         self._fault: Fault | None = None
@@ -90,17 +83,16 @@ class Exchange:
 
     def begin(self) -> None:
         """Send on an idle connection, or connect. Called once, by the client."""
+        client = self._client
         try:
-            self._payload = request_bytes(
-                self._request, self._client.endpoint.authority, keep_alive=self._client.keep_alive
-            )
+            self._payload = request_bytes(self._request, client.endpoint.authority, keep_alive=client.keep_alive)
         except ValueError as error:
             self.fail(ErrorClass.BAD_REQUEST, str(error))
             return
         self._arm(self._deadlines.connect_ns)
-        connection = self._client.take_idle()
+        connection = client.take_idle()
         if connection is None:
-            self._client.connect(self)
+            client.connect(self)
         else:
             self._result.reused_connection = True
             self._result.peer = connection.peer
@@ -126,8 +118,7 @@ class Exchange:
     def _send(self, connection: Connection) -> None:
         self._connection = connection
         self._phase_ns = monotonic_ns()
-        self._watch(True)
-        connection.poll = self._client.decoder_loop.poll
+        connection.watch(self._client.decoder_loop.poll)
         connection.begin(self, self._payload)
         self._arm(min(self._deadlines.first_token_ns, self._deadlines.total_ns))
 
@@ -139,21 +130,26 @@ class Exchange:
         self._last_ns = stamp_ns
         broken = None
         try:
-            framing.feed(data)
+            feed = framing.feed  # in two steps: one is a slower lookup for what a slot holds
+            feed(data)
         except HttpError as error:
             framing.reusable = False
             broken = error
         if self._to == _LATER:
             bodies = framing.bodies
             if bodies:
-                body = bodies[0] if len(bodies) == 1 else b"".join(bodies)
-                bodies.clear()
-                reads = self._reads
+                if len(bodies) == 1:
+                    body = bodies.pop()
+                else:
+                    body = b"".join(bodies)
+                    bodies.clear()
+                backlog = self._backlog
+                reads = backlog.reads
                 reads.append((stamp_ns, body))
-                self._held += len(body)
+                backlog.bytes += len(body)
                 if len(reads) == 1:
                     self._client.decoder_loop.enlist(self, urgent=False)
-                elif self._held >= BATCH_BYTES:
+                elif backlog.bytes >= BATCH_BYTES:
                     self._client.decoder_loop.enlist(self, urgent=True)
         else:
             self._early(stamp_ns, earliest_ns)
@@ -210,33 +206,27 @@ class Exchange:
         framing.bodies.clear()
         if self._to == _FIRST:
             self._first(stamp_ns, earliest_ns, body)
-        elif self._to == _RAW:
-            room = MAX_BODY_BYTES - self._raw_bytes
-            self._raw.append(body[:room])
-            self._raw_bytes += len(body)
-            if len(body) > room:
-                self.fail(ErrorClass.CLIENT_LIMIT, f"answer with status {result.status} is over 8 MiB")
+        elif self._to == _RAW and not self._whole.add(body):
+            self.fail(ErrorClass.CLIENT_LIMIT, f"answer with status {result.status} is over 8 MiB")
 
     def _headers_came(self) -> None:
         result = self._result
-        result.status = self._framing.status
-        result.headers = headers = self._framing.headers
-        kind = headers.get("content-type", "").split(";")[0].strip().lower()
-        if result.status != 200 or kind != _EVENT_STREAM:
-            self._watch(False)
+        result.status, result.headers = self._framing.status, self._framing.headers
+        if not self._framing.is_stream:
+            self._unwatch()
             self._arm_next()
             return
         result.streamed = True
         self._to = _FIRST
-        encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding != "identity":
-            self.fail(ErrorClass.PARSE, f"stream with content-encoding {encoding}, which was not asked for")
+        if self._framing.encoding != "identity":
+            what = f"stream with content-encoding {self._framing.encoding}, which was not asked for"
+            self.fail(ErrorClass.PARSE, what)
 
     def _first(self, stamp_ns: int, earliest_ns: int, body: bytes) -> None:
         try:
             if self._sink.first(stamp_ns, earliest_ns, body):
                 self._to = _LATER
-                self._watch(False)
+                self._unwatch()
                 self._arm_next()
             self._look_if_done()
         except Exception as error:  # noqa: BLE001 - also an OSError of the sink's is its bug, not the connection's
@@ -262,34 +252,21 @@ class Exchange:
         """Hand one batch to the sink; return whether there is more. Called by the decoder loop."""
         if self.finished:
             return False
-        reads = self._reads
-        batch, size = len(reads), 0
-        if self._held > 2 * BATCH_BYTES:
-            batch = 0
-            while size < BATCH_BYTES:
-                size += len(reads[batch][1])
-                batch += 1
+        backlog = self._backlog
         try:
-            if batch == len(reads):
-                self._reads, self._held = [], 0
-                self._sink.more(reads)
-            else:
-                self._reads, self._held = reads[batch:], self._held - size
-                self._sink.more(reads[:batch])
+            self._sink.more(backlog.take())
             self._look_if_done()
         except Exception as error:  # noqa: BLE001 - a bug in the sink must not end the loop
-            self._reads = []
+            backlog.take_all()
             self.crashed(error)
-        if self._reads:
-            return True
-        if self._over:
+        if self._over and not backlog.reads:
             self._conclude()
-        return False
+        return bool(backlog.reads)
 
     def _look_if_done(self) -> None:
         if not self._over and self._to in (_FIRST, _LATER) and self._sink.done:
             self._to = _IGNORED
-            self._watch(False)
+            self._unwatch()
             self._stream_closed_ns = self._sink.done_ns or self._last_ns
             if not self._framing.complete:
                 self._arm(DRAIN_NS)
@@ -297,13 +274,9 @@ class Exchange:
     # ------------------------------------------------------------------------------------------------ deadlines
 
     def _arm(self, after_ns: int) -> None:
-        if self._timer is not None:
-            self._timer.stop()
-            self._timer.close()
-        self._timer = self._client.loop.timer(max(0.0, after_ns / 1e9))
-        self._timer.start(self._on_timer, update=True)
+        self._alarm.set(after_ns, self._on_alarm)
 
-    def _on_timer(self) -> None:
+    def _on_alarm(self) -> None:
         try:
             now_ns = monotonic_ns()
             at_ns, error_class, what = self._next_deadline()
@@ -321,11 +294,10 @@ class Exchange:
         """A nearer deadline may hold from now on. Not called for each read: the timer looks again when it fires."""
         self._arm(self._next_deadline()[0] - monotonic_ns())
 
-    def _next_deadline(self) -> tuple[int, ErrorClass | None, str]:
-        """(when, class, detail) of the deadline that comes first; class None: the end of the drain."""
+    def _next_deadline(self) -> Deadline:
         connection = self._connection
         if self._to == _IGNORED and self._stream_closed_ns is not None:
-            return self._stream_closed_ns + DRAIN_NS, None, ""
+            return drain_deadline(self._stream_closed_ns)
         if connection is None or not connection.shaken:
             return connect_deadline(self._phase_ns, self._deadlines, self._where())
         begun = self._framing.has_headers and self._to != _FIRST
@@ -346,7 +318,7 @@ class Exchange:
         elif self._fault is None:
             self._fault = fault
         self._close_connection()
-        if now or not self._reads:
+        if now or not self._backlog.reads:
             self._over = True
             self._close_time(monotonic_ns())
             self._conclude()
@@ -363,7 +335,7 @@ class Exchange:
             return
         self._over = True
         self._close_time(now_ns)
-        if self._reads:
+        if self._backlog.reads:
             self._client.decoder_loop.enlist(self, urgent=True)
         else:
             self._conclude()
@@ -375,13 +347,9 @@ class Exchange:
         self.finished = True
         result = self._result
         try:
-            if self._timer is not None:
-                self._timer.stop()
-                self._timer.close()
-                self._timer = None
-            self._watch(False)
+            self._alarm.stop()
             self._finish_sink()
-            result.body = b"".join(self._raw)
+            result.body = self._whole.joined()
             if self._cut is not None and self._fault is None and not self._says_done():
                 self._fault = Fault(error_class=ErrorClass.TRUNCATED, detail=self._cut)
             result.clock_step = result.clock_step or self._client.clock.steps != self._steps
@@ -394,43 +362,30 @@ class Exchange:
             self._woken.set()
 
     def _finish_sink(self) -> None:
-        if self._reads:
-            self._sink.more(self._reads)
-            self._reads = []
+        if self._backlog.reads:
+            self._sink.more(self._backlog.take_all())
         self._sink.end()
-        if result_done := self._sink.done_ns if self._says_done() else None:
-            self._result.closed_ns = result_done
+        if self._says_done():
+            self._result.closed_ns = self._sink.done_ns or self._result.closed_ns
 
     def _says_done(self) -> bool:
         return self._result.streamed and self._sink.done
 
-    def _watch(self, wanted: bool) -> None:
-        """Hold the process's poll watch while the first token is awaited, once."""
-        if wanted != self._watching:
-            self._watching = wanted
-            poll = self._client.decoder_loop.poll
-            if wanted:
-                poll.acquire()
-            else:
-                poll.release()
-                if self._connection is not None:
-                    self._connection.poll = None
+    def _unwatch(self) -> None:
+        if self._connection is not None:
+            self._connection.unwatch()
 
     def _settle_connection(self) -> None:
         """Take over what the connection counted for us, and let go of it."""
         connection, result = self._connection, self._result
         if connection is None:
             return
-        self._watch(False)
-        result.sent_ns = connection.sent_ns
-        result.sent_end_ns = connection.sent_end_ns
-        result.bytes_in += connection.bytes_in
-        result.bytes_out += connection.bytes_out
-        result.clock_step = result.clock_step or connection.stepped
-        if self._client.clock.kernel and result.first_byte_ns is not None and not connection.user_reads:
-            result.stamp_source = StampSource.KERNEL
+        connection.unwatch()
         connection.owner = None
         self._connection = None
+        connection.count_into(result)
+        if self._client.clock.kernel and result.first_byte_ns is not None and not connection.user_reads:
+            result.stamp_source = StampSource.KERNEL
 
     def _close_connection(self) -> None:
         connection = self._connection

@@ -64,6 +64,17 @@ class Framing:
         """Break the reference cycle with the parser, so that nothing is left to the garbage collector."""
         self._parser = self.feed = None
 
+    @property
+    def is_stream(self) -> bool:
+        """The body is events: status 200 and their content type."""
+        kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
+        return self.status == 200 and kind == "text/event-stream"
+
+    @property
+    def encoding(self) -> str:
+        """The content encoding."""
+        return self.headers.get("content-encoding", "identity").strip().lower()
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._collected[name.decode("latin-1").lower()] = value.decode("latin-1")
 

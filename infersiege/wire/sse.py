@@ -49,10 +49,10 @@ class EventStream:
 
     def feed(self, body: bytes) -> list[bytes]:
         """Take the next bytes; return the data of the events that they completed, in order."""
-        if self._clean and body[:6] == _FIELD and body[-2:] == b"\n\n" and b"\r" not in body:
-            # What engines send: one or more of `data: {...}\n\n`, whole.
+        if self._clean and body[:6] == _FIELD:
+            # What engines send: one event of one line, whole.
             newline = body.find(b"\n", 6)
-            if newline == len(body) - 2 and newline > 6:
+            if newline > 6 and body[newline:] == b"\n\n" and body.find(b"\r") < 0:
                 self._at_start = False
                 return [body[6:newline]]
         return self._feed_any(body)
