@@ -2,9 +2,10 @@
 
     python bench/peer_clients.py aiohttp '{"port": 8100, "streams": 32, "requests": 2, "tokens": 100}'
 
-Every client does the same work per event: find the event, decode its JSON (msgspec for all, so that the difference is
-not the JSON parser), look whether it has text, keep the time of the first text and count. Prints one JSON object,
-`Reading`.
+Every client does the same work per event: read it, cut it out, decode its JSON, look whether it has text, keep the time
+of the first text and count. JSON goes through msgspec for all, into types that hold only what is looked at: others
+aren't made to pay for the parser or for dicts. Ours runs with the decoder of a real run, which does more (it collects
+text, tool calls, usage and finish reason). Prints one JSON object, `Reading`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,21 @@ class Reading(msgspec.Struct, kw_only=True):
     """`x-request-id` -> when the client says its first text came, ns of CLOCK_MONOTONIC."""
 
 
+class Delta(msgspec.Struct, gc=False):
+    content: str | None = None
+
+
+class Choice(msgspec.Struct, gc=False):
+    delta: Delta
+
+
+class Chunk(msgspec.Struct, gc=False):
+    choices: list[Choice]
+
+
+decode = msgspec.json.Decoder(Chunk).decode
+
+
 class Events:
     """What is done with each event's data, the same for all clients but ours (which has its own decoder)."""
 
@@ -71,8 +87,8 @@ class Events:
         """True when the stream says that it is over."""
         if payload in (b"[DONE]", "[DONE]"):
             return True
-        choices = msgspec.json.decode(payload)["choices"]
-        if choices and choices[0]["delta"].get("content"):
+        choices = decode(payload).choices
+        if choices and choices[0].delta.content:
             if request_id not in self.first_ns:
                 self.first_ns[request_id] = time.monotonic_ns()
             self.count += 1

@@ -10,89 +10,19 @@ to round. Needs gcc, and the dependency group `bench`. Exit code 2 when a client
 from __future__ import annotations
 
 import argparse
-import contextlib
-import http.client
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from peer_clients import CLIENTS, HOST, Load, Reading
+from peer_clients import CLIENTS, Load, Reading
+from rig.server import Rig, build
 
 BENCH = Path(__file__).parent
-SOURCE = BENCH / "rig" / "sseserver.c"
 OURS = "infersiege"
-
-# Of the server's own log, see rec_t in rig/sseserver.c.
-RECORD = np.dtype([("id", "S64"), ("recv0", "u8"), ("recv", "u8"), ("first", "u8"), ("rest", "V56")])
-LOG_PAGE_BYTES = 4096
-
-
-class Server:
-    """The rig's server, while it runs. Its times are CLOCK_MONOTONIC, as every client's here."""
-
-    def __init__(self, port: int, log: Path) -> None:
-        self.port = port
-        self._log = log
-
-    def reset(self) -> None:
-        """Forget the requests so far."""
-        self._get("/reset")
-
-    def first_token_ns(self) -> dict[str, int]:
-        """`x-request-id` -> just before the write that carried the first text."""
-        count = int(msgspec.json.decode(self._get("/stats"))["nrec"])
-        records = np.fromfile(self._log, dtype=RECORD, count=count, offset=LOG_PAGE_BYTES)
-        return {record["id"].decode(): int(record["first"]) for record in records}
-
-    def _get(self, path: str) -> bytes:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=10)
-        try:
-            connection.request("GET", path)
-            return connection.getresponse().read()
-        finally:
-            connection.close()
-
-
-@contextlib.contextmanager
-def server(event_rate: float, folder: Path) -> Iterator[Server]:
-    """Compile and start it. Streams are paced with 30 % jitter, so that they don't march in step."""
-    with socket.create_server((HOST, 0)) as probe:
-        port = probe.getsockname()[1]
-    program = folder / "sseserver"
-    subprocess.run(["gcc", "-O2", "-o", str(program), str(SOURCE), "-lm"], check=True)
-    pacing = ["--ttft", "50", "--ttft_j", "0.5", "--itl", str(1000 / event_rate), "--itl_j", "0.3"]
-    command = [
-        str(program),
-        "--port",
-        str(port),
-        "--log",
-        str(folder / "log"),
-        "--maxrec",
-        "65536",
-        "--maxtok",
-        "4194304",
-    ]
-    process = subprocess.Popen([*command, *pacing], stderr=subprocess.DEVNULL)
-    try:
-        started = Server(port, folder / "log.rec")
-        for _ in range(100):
-            with contextlib.suppress(OSError):
-                started.reset()
-                break
-            if process.poll() is not None:
-                raise SystemExit(f"error: the server ended at once with {process.returncode}")
-            time.sleep(0.05)
-        yield started
-    finally:
-        process.terminate()
-        process.wait()
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -104,10 +34,10 @@ class Round(msgspec.Struct, frozen=True):
     """First text as the client has it, minus the server's time of writing it."""
 
 
-def read_once(name: str, load: Load, running: Server) -> tuple[Round, str]:
+def read_once(name: str, load: Load, rig: Rig) -> tuple[Round, str]:
     """Run one client; its figures and its version. SystemExit when it failed or missed events."""
-    running.reset()
-    load = msgspec.structs.replace(load, port=running.port)
+    rig.reset()
+    load = msgspec.structs.replace(load, port=rig.port)
     command = [sys.executable, str(BENCH / "peer_clients.py"), name, msgspec.json.encode(load).decode()]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if ended.returncode:
@@ -117,7 +47,7 @@ def read_once(name: str, load: Load, running: Server) -> tuple[Round, str]:
     if reading.events != expected:
         print(f"error: {name} read {reading.events} of {expected} events", file=sys.stderr)
         raise SystemExit(2)
-    truth = running.first_token_ns()
+    truth = {times.name: int(times.written_ns[0]) for times in rig.truth() if len(times.written_ns)}
     late_ms = [(at_ns - truth[request]) / 1e6 for request, at_ns in reading.first_token_ns.items()]
     p50, p99 = np.percentile(late_ms, [50, 99])
     return Round(reading.cpu_s / reading.events * 1e6, float(p50), float(p99)), reading.version
@@ -129,13 +59,15 @@ def measure(
     """Every client in every round; the order rotates, so that none always runs on a warmer or busier machine."""
     results: dict[str, list[Round]] = {name: [] for name in names}
     versions: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder, server(event_rate, Path(folder)) as running:
-        for number in range(rounds):
-            first = number % len(names)
-            for name in names[first:] + names[:first]:
-                result, versions[name] = read_once(name, load, running)
-                results[name].append(result)
-                print(f"round {number + 1}: {name}: {result.us_per_event:.1f} µs per event", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder))
+        with Rig(Path(folder), ttft=50, ttft_j=0.5, itl=1000 / event_rate, itl_j=0.3) as rig:
+            for number in range(rounds):
+                first = number % len(names)
+                for name in names[first:] + names[:first]:
+                    result, versions[name] = read_once(name, load, rig)
+                    results[name].append(result)
+                    print(f"round {number + 1}: {name}: {result.us_per_event:.1f} µs per event", file=sys.stderr)
     return results, versions
 
 

@@ -38,6 +38,15 @@ class Times:
     """Just before the write of each content event."""
 
 
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What the C client says of one run."""
+
+    cpu_s: float
+    streams: list[tuple[str, int, npt.NDArray[np.int64]]]
+    """(name of the request, sent_ns, when each content event was read in ns)."""
+
+
 def build(folder: Path) -> None:
     """Compile both programs into `folder`. Raises CalledProcessError, or FileNotFoundError without gcc."""
     for name in ("sseserver", "cclient"):
@@ -46,7 +55,7 @@ def build(folder: Path) -> None:
 
 
 class Rig:
-    """A running server. `options` are those of sseserver.c; use with `with`."""
+    """A running server. `options` are those of sseserver.c; use with `with`. Raises OSError when it doesn't start."""
 
     def __init__(self, folder: Path, **options: float) -> None:
         self._log = folder / "truth"
@@ -54,12 +63,9 @@ class Rig:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        command = [str(folder / "sseserver"), "--port", str(self.port), "--log", str(self._log), "--maxrec", "65536"]
-        command += [
-            "--maxtok",
-            "4194304",
-            *[part for key, value in options.items() for part in (f"--{key}", str(value))],
-        ]
+        command = [str(folder / "sseserver"), "--port", str(self.port), "--log", str(self._log)]
+        command += ["--maxrec", "65536", "--maxtok", "4194304"]
+        command += [part for key, value in options.items() for part in (f"--{key}", str(value))]
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
         while True:
@@ -92,12 +98,18 @@ class Rig:
             for row in rows
         ]
 
-    def c_client(self, streams: int, tokens: int, ramp_s: float) -> dict[str, float]:
-        """Run the C client: events, user and sys CPU seconds, and more (cclient.c)."""
-        command = [str(self.folder / "cclient"), str(self.port), str(streams), "1", str(tokens), "", "-", str(ramp_s)]
-        ended = subprocess.run(command, check=True, capture_output=True, text=True)
-        figures: dict[str, float] = json.loads(ended.stdout)
-        return figures
+    def c_client(self, streams: int, tokens: int, ramp_s: float) -> Floor:
+        """Run the C client: each stream one request, started at random times within `ramp_s` seconds."""
+        seen = self.folder / "seen"
+        command = [str(self.folder / "cclient"), str(self.port), str(streams), "1", str(tokens), "", str(seen)]
+        ended = subprocess.run([*command, str(ramp_s)], check=True, capture_output=True, text=True)
+        used = json.loads(ended.stdout)
+        row = np.dtype([("id", "S64"), ("sent", "i8"), ("count", "u8"), ("seen", "i8", (tokens,))])
+        rows = np.fromfile(seen, dtype=row)
+        return Floor(
+            cpu_s=used["user"] + used["sys"],
+            streams=[(bytes(row["id"]).decode(), int(row["sent"]), row["seen"]) for row in rows],
+        )
 
     def __enter__(self) -> Rig:
         return self

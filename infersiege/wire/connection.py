@@ -14,6 +14,7 @@ import socket
 import struct
 from typing import Any, Protocol
 
+from infersiege.wire.buffers import ReadBuffer
 from infersiege.wire.clock import (
     ANCILLARY_BYTES,
     SO_TIMESTAMPNS,
@@ -27,7 +28,6 @@ from infersiege.wire.endpoint import Address, Endpoint
 from infersiege.wire.exchange import ExchangeResult
 from infersiege.wire.faults import is_ours
 
-READ_BYTES = 65536
 _READ, _WRITE = 1, 2
 _IN_PROGRESS = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK})
 _unpack = TIMESPEC.unpack
@@ -67,14 +67,13 @@ class Connection:
     """
 
     __slots__ = (
-        "_addresses", "_buffers", "_clock", "_empty_ns", "_endpoint", "_loop", "_out", "_poll", "_reader",
-        "_recvmsg_into", "_segments", "_sock", "_started_ns", "_view", "_writer", "address", "bytes_in", "bytes_out",
+        "_addresses", "_clock", "_empty_ns", "_endpoint", "_loop", "_out", "_poll", "_reader", "_recvmsg_into",
+        "_segments", "_sock", "_started_ns", "_vector", "_view", "_writer", "address", "bytes_in", "bytes_out",
         "closed", "connect_duration_ns", "owner", "peer", "sent_end_ns", "sent_ns", "shaken", "stepped",
         "tls_duration_ns", "user_reads",
     )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint, clock: StampClock, loop: Any, owner: Owner, buffer: bytearray) -> None:
-        """`buffer`: where reads go; all connections of a thread may share one."""
+    def __init__(self, endpoint: Endpoint, clock: StampClock, loop: Any, owner: Owner, buffer: ReadBuffer) -> None:
         self.owner: Owner | None = owner
         self.peer: str | None = None
         self.address: Address | None = None
@@ -86,8 +85,8 @@ class Connection:
         self._poll: PollWatch | None = None
         self._endpoint = endpoint
         self._clock = clock
-        self._buffers = [buffer]
-        self._view = memoryview(buffer)
+        self._vector = buffer.vector
+        self._view = buffer.view
         self._loop = loop
         self._sock: _socket.socket | None = None
         self._reader: Any = None
@@ -249,7 +248,7 @@ class Connection:
                 return
             recvmsg_into = self._recvmsg_into  # in two steps: one is a slower lookup for what a slot holds
             before_ns = monotonic_ns()
-            count, ancillary, _, _ = recvmsg_into(self._buffers, ANCILLARY_BYTES)
+            count, ancillary, _, _ = recvmsg_into(self._vector, ANCILLARY_BYTES)
             if ancillary:
                 seconds, nanoseconds = _unpack(ancillary[0][2])
                 stamp_ns = seconds * 1_000_000_000 + nanoseconds - self._clock.offset_ns
@@ -284,7 +283,7 @@ class Connection:
         """Read once into the buffer: (bytes, stamp, earliest). Raises OSError."""
         segments = self._data_segments() if self._poll is not None else None
         before_ns = monotonic_ns()
-        count, ancillary, _, _ = self._recvmsg_into(self._buffers, ANCILLARY_BYTES)
+        count, ancillary, _, _ = self._recvmsg_into(self._vector, ANCILLARY_BYTES)
         empty_ns = self._empty_ns
         stamp_ns = self._stamp(ancillary, before_ns)
         self.bytes_in += count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from infersiege.records import ErrorClass, StampSource
-from infersiege.wire.bodies import BATCH_BYTES, Backlog, WholeBody
+from infersiege.wire.buffers import BATCH_BYTES, Backlog, WholeBody
 from infersiege.wire.clock import monotonic_ns
 from infersiege.wire.connection import Connection
 from infersiege.wire.deadlines import DRAIN_NS, Alarm, Deadline, answer_deadline, connect_deadline, drain_deadline
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _RAW, _FIRST, _LATER, _IGNORED = range(4)
 
 
-class Exchange:
+class Exchange(Backlog):
     """One request and its answer. Made by `Client.start`; all methods but `wait` may be called from anywhere.
 
     `wait` returns once the result is final: the answer was complete and decoded, or it failed, or it was aborted. A
@@ -29,12 +29,13 @@ class Exchange:
     """
 
     __slots__ = (
-        "_alarm", "_backlog", "_client", "_connection", "_cut", "_deadlines", "_fault", "_framing", "_last_ns", "_over",
+        "_alarm", "_client", "_connection", "_cut", "_deadlines", "_fault", "_framing", "_last_ns", "_over",
         "_payload", "_phase_ns", "_request", "_resent", "_result", "_sink", "_steps", "_stream_closed_ns", "_to",
         "_whole", "_woken", "finished",
     )  # fmt: skip
 
     def __init__(self, client: Client, request: Request, sink: BodySink, deadlines: Deadlines, woken: Any) -> None:
+        super().__init__()
         self._client = client
         self._sink = sink
         self._deadlines = deadlines
@@ -50,7 +51,6 @@ class Exchange:
         self._framing = Framing()
         self._to = _RAW
         self._whole = WholeBody()
-        self._backlog = Backlog()
         self._last_ns = 0
         self._stream_closed_ns: int | None = None
         self._fault: Fault | None = None
@@ -143,13 +143,12 @@ class Exchange:
                 else:
                     body = b"".join(bodies)
                     bodies.clear()
-                backlog = self._backlog
-                reads = backlog.reads
+                reads = self._reads
                 reads.append((stamp_ns, body))
-                backlog.bytes += len(body)
+                self._held += len(body)
                 if len(reads) == 1:
                     self._client.decoder_loop.enlist(self, urgent=False)
-                elif backlog.bytes >= BATCH_BYTES:
+                elif self._held >= BATCH_BYTES:
                     self._client.decoder_loop.enlist(self, urgent=True)
         else:
             self._early(stamp_ns, earliest_ns)
@@ -252,16 +251,15 @@ class Exchange:
         """Hand one batch to the sink; return whether there is more. Called by the decoder loop."""
         if self.finished:
             return False
-        backlog = self._backlog
         try:
-            self._sink.more(backlog.take())
+            self._sink.more(self._take())
             self._look_if_done()
         except Exception as error:  # noqa: BLE001 - a bug in the sink must not end the loop
-            backlog.take_all()
+            self._take_all()
             self.crashed(error)
-        if self._over and not backlog.reads:
+        if self._over and not self._reads:
             self._conclude()
-        return bool(backlog.reads)
+        return bool(self._reads)
 
     def _look_if_done(self) -> None:
         if not self._over and self._to in (_FIRST, _LATER) and self._sink.done:
@@ -318,7 +316,7 @@ class Exchange:
         elif self._fault is None:
             self._fault = fault
         self._close_connection()
-        if now or not self._backlog.reads:
+        if now or not self._reads:
             self._over = True
             self._close_time(monotonic_ns())
             self._conclude()
@@ -335,7 +333,7 @@ class Exchange:
             return
         self._over = True
         self._close_time(now_ns)
-        if self._backlog.reads:
+        if self._reads:
             self._client.decoder_loop.enlist(self, urgent=True)
         else:
             self._conclude()
@@ -362,8 +360,8 @@ class Exchange:
             self._woken.set()
 
     def _finish_sink(self) -> None:
-        if self._backlog.reads:
-            self._sink.more(self._backlog.take_all())
+        if self._reads:
+            self._sink.more(self._take_all())
         self._sink.end()
         if self._says_done():
             self._result.closed_ns = self._sink.done_ns or self._result.closed_ns

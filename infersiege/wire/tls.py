@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ssl
 
+from infersiege.wire.buffers import READ_BYTES
 from infersiege.wire.clock import monotonic_ns
-from infersiege.wire.connection import READ_BYTES, Connection
+from infersiege.wire.connection import Connection
 
 
 class TlsConnection(Connection):

@@ -25,8 +25,9 @@ import gevent
 from gevent.event import Event
 
 from infersiege.records import ErrorClass
+from infersiege.wire.buffers import ReadBuffer
 from infersiege.wire.clock import PollWatch, StampClock, monotonic_ns
-from infersiege.wire.connection import READ_BYTES, Connection
+from infersiege.wire.connection import Connection
 from infersiege.wire.endpoint import Endpoint
 from infersiege.wire.exchange import BodySink, Deadlines, Request
 from infersiege.wire.flight import Exchange
@@ -47,8 +48,7 @@ class DecoderLoop:
     def __init__(self, clock: StampClock) -> None:
         self.loop: Any = gevent.get_hub().loop
         self.poll = PollWatch(self.loop)
-        self.buffer = bytearray(READ_BYTES)
-        """Where all sockets of the process read to, one callback at a time."""
+        self.buffer = ReadBuffer()
         self._clock = clock
         self._waiting: list[Exchange] = []
         self._due: deque[Exchange] = deque()
