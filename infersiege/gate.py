@@ -113,6 +113,8 @@ def exit_code(summary: Summary, rules: Sequence[RuleResult], *, gated: bool) -> 
         codes.add(ExitCode.INTERRUPTED)
     if summary.invalid:
         codes.add(ExitCode.INVALID_RUN)
+    if summary.internal_faults:
+        codes.add(ExitCode.INTERNAL)
     counts = summary.counts
     if not counts.ok:
         codes.add(ExitCode.RULE_FAILED if counts.failed else ExitCode.NO_DATA)

@@ -131,6 +131,9 @@ def test_di_01_worker_killed_minus_nine(siege: Siege, tmp_path: Path) -> None:
     assert len(truth - recorded) == 1, "a request that the server saw has no record"
     assert any(event.kind == "worker_lost" for event in ran.events)
     assert "worker-2" in ran.summary.invalid[0]
+    (gone,) = [worker for worker in ran.summary.workers if worker.lost]
+    assert gone.lost_at_ns is not None
+    assert ran.summary.started_ns <= gone.lost_at_ns <= ran.summary.ended_ns
     assert siege.spools() == []
 
 
@@ -252,6 +255,56 @@ def test_a_worker_with_another_secret_does_not_get_in(
     assert ran.code == 3, ran.out
     assert "0 of 1 workers were ready after 8 s" in ran.out
     assert "hint:" in ran.out
+
+
+def test_a_worker_that_joins_late_is_turned_away_and_changes_nothing(
+    siege: Siege, emulator: EmulatorProcess, free_port: Callable[[], int]
+) -> None:
+    """Locust dispatches its users again when a worker joins: the load must not double."""
+    address = f"127.0.0.1:{free_port()}"
+    siege.environment["INFERSIEGE_SECRET"] = "s3cret"
+    text = plan_text(emulator.base_url, load=AT_ONCE, run='duration = "6s"')
+    running = siege.start(text, "--workers", "1", "--bind", address)
+    running.until('"outcome":"ok"')
+    code, out = siege.command("worker", "--master", address, "--name", "late")
+    ran = running.wait()
+    assert code == 3 and "has all of its 1 workers" in out
+    assert ran.code == 0, ran.out
+    check_conserved(ran)
+    assert ran.summary.groups[0].in_flight_max == 4
+    assert any(event.kind == "worker_refused" for event in ran.events)
+
+
+def test_workers_are_reached_on_the_address_that_was_bound(siege: Siege, emulator: EmulatorProcess) -> None:
+    ran = siege.run(plan_text(emulator.base_url, load=AT_ONCE), "--workers", "2", "--bind", "127.0.0.2:0")
+    assert ran.code == 0, ran.out
+    assert {turn.worker for turn in ran.turns} == {"worker-1", "worker-2"}
+
+
+def test_hc_06_a_worker_without_descriptors_says_so_and_the_run_ends(siege: Siege, emulator: EmulatorProcess) -> None:
+    """`ulimit -n 70`, 80 users: class client_resource, run invalid, and nothing hangs."""
+    text = plan_text(emulator.base_url, load='mode = "closed"\nusers = 80\nramp = "0s"', run="stop = {sessions = 300}")
+    plan = siege.folder / "limited.toml"
+    plan.write_text(text, encoding="utf-8")
+    out = siege.folder / "limited"
+    command = f'ulimit -n 70; exec "{sys.executable}" -m infersiege run "{plan}" --out "{out}"'
+    done = subprocess.run(
+        ["bash", "-c", command], env=siege.environment, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "ulimit" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_gt_09_arrivals_that_were_never_begun_make_the_run_invalid(siege: Siege) -> None:
+    """One at a time of a server that is much slower than the rate: each arrival has a record, and the run says so."""
+    with EmulatorProcess("--step-base-ms", "40", "--output-tokens", "20") as slow:
+        load = 'mode = "open"\nrate = 20\narrivals = "constant"\nmax_in_flight = 1\ndrain = "1s"'
+        ran = siege.run(plan_text(slow.base_url, load=load, run='duration = "4s"'))
+    assert ran.code == 3, ran.out
+    check_conserved(ran)
+    assert len(ran.turns) == 80, "every arrival of the schedule has a record"
+    assert "load not delivered" in ran.summary.invalid[0]
 
 
 @pytest.fixture

@@ -70,12 +70,16 @@ def report_error(error: InfersiegeError) -> None:
 
 def report_fault_of_ours(error: Exception) -> None:
     """An exception that nobody foresaw: the traceback goes to a file, one line to the user."""
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="infersiege-fault-", suffix=".txt", delete=False, encoding="utf-8"
-    ) as file:
-        traceback.print_exception(error, file=file)
     click.echo(f"error: a fault of infersiege: {type(error).__name__}: {error}", err=True)
-    click.echo(f"hint: please report it with {Path(file.name)} (look through it for private data first)", err=True)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="infersiege-fault-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            traceback.print_exception(error, file=file)
+    except OSError:  # a full disk may be the very reason
+        click.echo("hint: please report it (there is no room for a file with the details)", err=True)
+    else:
+        click.echo(f"hint: please report it with {Path(file.name)} (look through it for private data first)", err=True)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -35,7 +35,7 @@ def demo(out: Path | None, duration: str, workers: int) -> None:
         overrides = (f"channel.emulator.base_url={emulator.base_url}", f"run.duration={duration}")
         plan = load_plan(PLAN, overrides, os.environ)
         options = RunOptions(
-            out=out, workers=workers, expect_workers=None, bind="127.0.0.1:0", wait_for_target_ns=0, gated=True
+            out=out, workers=workers, expect_workers=None, bind=("127.0.0.1", 0), wait_for_target_ns=0, gated=True
         )
         result = run_plan(plan, options, console, os.environ)
     console.print("next: start your engine and run one of examples/plans/*.toml", highlight=False)

@@ -8,6 +8,16 @@ from pathlib import Path
 
 import click
 
+from infersiege.errors import UsageError
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """HOST:PORT, an IPv6 host in brackets. Raises UsageError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--bind {text}: not an address", hint="write it as HOST:PORT, such as 10.0.0.5:5557")
+    return host.strip("[]"), int(port)
+
 
 @click.command(epilog="Example: infersiege run examples/plans/vllm.toml --workers 2 --set load.users=64")
 @click.argument("plan", type=click.Path(path_type=Path))
@@ -58,7 +68,7 @@ def run(
         out=out,
         workers=workers,
         expect_workers=expect_workers,
-        bind=bind,
+        bind=address_of(bind),
         wait_for_target_ns=int(wait_for_target * 1e9),
         gated=gated,
     )

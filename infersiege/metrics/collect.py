@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from infersiege.metrics.definitions import METRICS, Metric
 from infersiege.metrics.facts import RunFacts, SteadyWindow
 from infersiege.metrics.histogram import bucket_of
-from infersiege.metrics.turn import BURST_NS
+from infersiege.metrics.turn import BURST_NS, was_asked
 from infersiege.records import ErrorClass, Outcome, Phase, Reason, TokensFrom, TurnRecord
 
 SECOND_NS = 1_000_000_000
@@ -31,16 +31,6 @@ GRACE_SHARE = 0.05
 """An arrival due in steady is delivered when it begins before the window's end plus the smaller of the two."""
 
 _BURST_BUCKET = bucket_of(BURST_NS)
-_NOT_ASKED = frozenset({Reason.AFTER_FAILURE, Reason.TOO_LONG, Reason.BUDGET, Reason.INTERRUPTED})
-
-
-def was_asked(turn: TurnRecord) -> bool:
-    """Whether the load asked for this turn: not the rest of a broken session, nor what came after the end."""
-    if turn.outcome is not Outcome.SKIPPED:
-        return True
-    if turn.reason is Reason.RUN_END:
-        return turn.turn == 0  # an arrival that was due and never begun; later turns were not due yet
-    return turn.reason not in _NOT_ASKED
 
 
 def is_bursty(turn: TurnRecord) -> bool | None:
@@ -274,6 +264,9 @@ class Collector:
         self.tokens_from: Counter[str] = Counter()
         self.stamp_source: Counter[str] = Counter()
         self.client_resource = 0
+        self.internal = 0
+        self.internal_detail = ""
+        """Of the first one."""
         self.repeated = 0
         """Records of a turn that had one already."""
         self.emulated = bool(facts.emulated)
@@ -290,6 +283,9 @@ class Collector:
         if turn.stamp_source is not None:
             self.stamp_source[turn.stamp_source.value] += 1
         self.client_resource += turn.error_class is ErrorClass.CLIENT_RESOURCE
+        if turn.reason is Reason.INTERNAL:
+            self.internal += 1
+            self.internal_detail = self.internal_detail or turn.error_detail or "no detail"
         self.emulated = self.emulated or "emulated" in turn.flags
         identity = hash((turn.scenario, turn.channel, turn.session_id, turn.turn))
         before = len(self._seen)

@@ -103,11 +103,14 @@ def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> D
         alive = (users_alive(flows, (window,)) or 0.0) + _switching(flows, window)
         # When everything fails at once, the time between two attempts is most of a user's life, and no fault of ours.
         dead = collector.outcomes[Outcome.FAILED] > 0 and not collector.outcomes[Outcome.OK]
-        return Delivered(load, window, None if dead or not users else min(alive / users, 1.0), users, alive)
+        return Delivered(load, window, None if dead or not users else alive / users, users, alive)
     cut = Cut(scenario=load.scenario, stage=window.stage)
     cells = [cell for key, cell in collector.cells.items() if cut.covers(*key)]
     due = sum(cell.tally["arrivals"] for cell in cells)
     begun = sum(cell.tally["arrivals_begun"] for cell in cells)
+    if load.arrivals is not None:
+        # What the schedule holds, not what the records say: an arrival that nobody wrote down is missing all the same.
+        return Delivered(load, window, begun / load.arrivals if load.arrivals else None, load.arrivals, begun)
     expected = None if load.rate is None else load.rate * window.duration_ns / SECOND_NS
     return Delivered(load, window, begun / due if due else None, due, begun, expected)
 

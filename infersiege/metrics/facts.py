@@ -32,6 +32,8 @@ class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Closed: sessions at a time, over all workers."""
     rate: float | None = None
     """Open: sessions per second, over all workers."""
+    arrivals: int | None = None
+    """Open and replay: arrivals of the schedule itself that were due in the steady window; None: not counted."""
 
 
 class RequestLimit(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ def summarise(turns: Iterable[TurnRecord], facts: RunFacts) -> Summary:
         traces=facts.traces,
         workers=facts.workers,
         invalid=invalid_reasons(collector, counts, loads),
+        internal_faults=collector.internal,
         warnings=warnings_of(collector, groups[0]),
         tokens_from=dict(sorted(collector.tokens_from.items())),
         stamp_source=dict(sorted(collector.stamp_source.items())),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infersiege.records import TurnRecord
+from infersiege.records import Outcome, Reason, TurnRecord
 
 NS_PER_MS = 1_000_000
 
@@ -75,3 +75,15 @@ def time_to_error(turn: TurnRecord) -> int | None:
 
 def closed_from_due(turn: TurnRecord) -> int | None:
     return _span(turn.due_ns, turn.closed_ns)
+
+
+_NOT_ASKED = frozenset({Reason.AFTER_FAILURE, Reason.TOO_LONG, Reason.BUDGET, Reason.INTERRUPTED})
+
+
+def was_asked(turn: TurnRecord) -> bool:
+    """Whether the load asked for this turn: not the rest of a broken session, nor what came after the end."""
+    if turn.outcome is not Outcome.SKIPPED:
+        return True
+    if turn.reason is Reason.RUN_END:
+        return turn.turn == 0  # an arrival that was due and never begun; later turns were not due yet
+    return turn.reason not in _NOT_ASKED

@@ -13,6 +13,12 @@ from infersiege.records import Counts, GroupSummary
 DELIVERED_FLOOR = 0.95
 """Less of the asked load than this makes a run invalid."""
 
+DELIVERED_CEILING = 1.05
+"""More than this, too: it is not the load that was asked for."""
+
+HUB_LAG_NS = 50_000_000
+"""A worker whose event loop was held up longer than this in one of a hundred looks was the bottleneck."""
+
 BOUND_SHARE = 0.01
 """More turns than this with a doubtful first token, or with a stepped clock, make a run invalid."""
 
@@ -30,6 +36,7 @@ def invalid_reasons(collector: Collector, counts: Counts, loads: Sequence[Delive
     reasons = list(collector.facts.invalid)
     reasons += _conservation(collector, counts)
     reasons += _workers(collector, counts)
+    reasons += _faults_of_ours(collector)
     reasons += _windows(collector)
     reasons += [reason for one in loads if (reason := _undelivered(one)) is not None]
     reasons += _client(collector)
@@ -66,6 +73,15 @@ def _workers(collector: Collector, counts: Counts) -> list[str]:
     return reasons
 
 
+def _faults_of_ours(collector: Collector) -> list[str]:
+    if not collector.internal:
+        return []
+    return [
+        f"{collector.internal} turns were not sent because of a fault of infersiege ({collector.internal_detail}); "
+        "please report it"
+    ]
+
+
 def _windows(collector: Collector) -> list[str]:
     if not collector.windows:
         return ["no steady window was reached: the run ended inside its warm-up; lengthen duration or shorten warmup"]
@@ -78,6 +94,11 @@ def _undelivered(one: Delivered) -> str | None:
     who = f" of {one.load.scenario}" if one.load.scenario is not None else ""
     where = f"stage {one.window.stage}"
     if one.load.mode == "closed":
+        if one.share is not None and one.share > DELIVERED_CEILING:
+            return (
+                f"more load than asked in {where}: {one.got:.1f} sessions{who} were alive on average where "
+                f"{one.asked:.0f} users were asked for; this is a fault of infersiege, please report it"
+            )
         if one.share is None or one.share >= DELIVERED_FLOOR:
             return None
         return (
@@ -114,6 +135,13 @@ def _client(collector: Collector) -> list[str]:
             f"client-bound: the first token of {wide} of {slack} turns is in doubt by more than "
             f"{WIDE_SLACK_NS / 1e6:.0f} ms; add workers or hosts, or lower the load"
         )
+    for worker in collector.facts.workers:
+        lag_ns = worker.hub_lag_p99_ns
+        if lag_ns is not None and lag_ns > HUB_LAG_NS:
+            reasons.append(
+                f"client-bound: the event loop of {worker.worker} was held up by {lag_ns / 1e6:.0f} ms (p99); add "
+                "workers or hosts, or lower the load"
+            )
     turns = sum(cell.outcomes.total() for cell in collector.cells.values())
     stepped = _tally(collector, "clock_step")
     if _too_many(stepped, turns):

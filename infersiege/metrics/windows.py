@@ -9,12 +9,9 @@ from typing import Any
 
 from infersiege.metrics import turn as of
 from infersiege.metrics.histogram import bucket_of
-from infersiege.records import Outcome, Phase, Reason, TurnRecord, WindowRow
+from infersiege.records import Outcome, Phase, TurnRecord, WindowRow
 
 SECOND_NS = 1_000_000_000
-
-NEVER_DUE = frozenset({Reason.RUN_END, Reason.INTERRUPTED, Reason.AFTER_FAILURE, Reason.TOO_LONG, Reason.NO_LEASE})
-"""Skipped for one of these, a turn was not asked of the server in any second: its `due` is that of an earlier turn."""
 
 Key = tuple[str, str, str, Phase]
 
@@ -48,7 +45,7 @@ class _Series:
         return self.seconds.setdefault(ns // SECOND_NS, _Second())
 
     def add(self, turn: TurnRecord) -> None:
-        if turn.reason not in NEVER_DUE or turn.outcome is not Outcome.SKIPPED:
+        if of.was_asked(turn):
             self.at(turn.due_ns).counts["due"] += 1
         if turn.attempt_ns is not None:
             self.at(turn.attempt_ns).value("lateness", of.lateness(turn))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from infersiege.records.rows import ClientHealth, EventRow, WindowRow
+from infersiege.records.rows import ClientHealth, WindowRow
 from infersiege.records.words import Phase, Reason
 
 
@@ -103,7 +103,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     closed_turns: int
     chunks: int = 0
     """Content chunks that arrived since the start, open turns included."""
-    events: tuple[EventRow, ...] = ()
     finished: bool = False
     """Nothing more to start: the trace or the number of sessions is used up and all turns ended."""
 
@@ -139,3 +138,5 @@ class Bye(msgspec.Struct, frozen=True, kw_only=True):
     hub_lag_p99_ns: int | None
     cpu_share_max: float | None
     exit_reason: str
+    clock_offset_ns: int
+    """As measured at the end; beside the one at the start it tells the drift."""

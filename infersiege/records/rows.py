@@ -135,8 +135,9 @@ class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
     hub_lag_max_ns: int
     """Longest time in which the event loop did not poll."""
     gc_pause_max_ns: int
-    rss_bytes: int
-    open_sockets: int
+    rss_bytes: int | None
+    """None, also below: the worker had no descriptor left to look."""
+    open_files: int | None
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -145,6 +145,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     invalid: tuple[str, ...]
     """Reasons why the figures can't be trusted; empty: valid."""
     warnings: tuple[str, ...]
+    internal_faults: int = 0
+    """Turns that were not sent because of a fault of ours."""
     tokens_from: dict[str, int]
     """usage/tokenizer/estimate -> turns."""
     stamp_source: dict[str, int]

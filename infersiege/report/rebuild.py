@@ -15,7 +15,7 @@ from infersiege.plan.schema import Plan
 from infersiege.records import EventRow, Summary, TurnRecord, Verdict, WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.html import render
-from infersiege.rundir import PlanFile, RunDirectory
+from infersiege.rundir import PlanFile, RunDirectory, StageFacts
 
 NOT_ENDED = "the run did not end by itself (crash or kill): what its workers still held is missing; run it again"
 
@@ -48,16 +48,17 @@ class _Span:
         self.last_ns = last if self.last_ns is None else max(self.last_ns, last)
 
 
-def _loads(plan: Plan, stages: Sequence[str]) -> Iterator[AskedLoad]:
+def _loads(plan: Plan, stages: Sequence[StageFacts]) -> Iterator[AskedLoad]:
     """What the plan asked for, by stage."""
     load = plan.load
     if not load.stages:
         # A run that ends after so many sessions runs out of them before its last users are done: what was asked is the
         # sessions, not the users.
         counted = plan.run.stop is not None and plan.run.stop.sessions is not None
-        yield AskedLoad(mode=load.mode, users=None if counted else load.users, rate=load.rate)
-    for name, stage in zip(stages, load.stages, strict=False):
-        yield AskedLoad(mode=load.mode, stage=name, users=stage.users, rate=stage.rate)
+        arrivals = stages[0].arrivals if stages else None
+        yield AskedLoad(mode=load.mode, users=None if counted else load.users, rate=load.rate, arrivals=arrivals)
+    for facts, stage in zip(stages, load.stages, strict=False):
+        yield AskedLoad(mode=load.mode, stage=facts.name, users=stage.users, rate=stage.rate, arrivals=facts.arrivals)
 
 
 def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequence[str] = ()) -> RunFacts:
@@ -79,7 +80,7 @@ def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequen
             )
             for stage in file.stages
         ),
-        loads=tuple(_loads(plan, [stage.name for stage in file.stages])),
+        loads=tuple(_loads(plan, file.stages)),
         limits=gate.request_limits(plan.slos),
         cuts=gate.cuts(plan.slos),
         streamed={name: channel.stream for name, channel in plan.channels.items()},

@@ -181,7 +181,7 @@ class RunDirectory:
 
     @property
     def telemetry(self) -> Path:
-        """telemetry/: series of the workers, of GPUs and engines. Made when asked for; raises UsageError if it can't be."""
+        """telemetry/: series of the workers, of GPUs and engines. Made when asked for; or UsageError."""
         path = self.path / TELEMETRY
         try:
             path.mkdir(exist_ok=True)

@@ -46,6 +46,8 @@ class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Closed loop: sessions asked for, over all workers."""
     rate: float | None = None
     """Open loop and replay: sessions per second asked for."""
+    arrivals: int | None = None
+    """Open loop and replay: arrivals that the schedule has in the steady phase."""
     started_dirty: bool = False
     """The engine was not idle when it began."""
 

@@ -12,7 +12,8 @@ class OnePerWorker:
     dispatch_in_progress = False
 
     def __init__(self, worker_nodes: list[Any], user_classes: list[type[Any]]) -> None:
-        self._nodes = {node.id for node in worker_nodes}
+        self._waiting = {node.id for node in worker_nodes}
+        """Nodes that have no Director yet: Locust dispatches again at each join and removal of a worker."""
         self._director = user_classes[0].__name__
         self._pending = False
 
@@ -22,10 +23,10 @@ class OnePerWorker:
         self._pending = True
 
     def add_worker(self, worker_node: Any) -> None:
-        self._nodes.add(worker_node.id)
+        self._waiting.add(worker_node.id)
 
     def remove_worker(self, worker_node: Any) -> None:
-        self._nodes.discard(worker_node.id)
+        self._waiting.discard(worker_node.id)
 
     def __iter__(self) -> Iterator[dict[str, dict[str, int]]]:
         return self
@@ -34,4 +35,5 @@ class OnePerWorker:
         if not self._pending:
             raise StopIteration
         self._pending = False
-        return {node: {self._director: 1} for node in self._nodes}
+        nodes, self._waiting = self._waiting, set()
+        return {node: {self._director: 1} for node in nodes}

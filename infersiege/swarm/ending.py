@@ -38,6 +38,8 @@ class MasterResult:
     started_ns: int | None
     load_ended_ns: int | None
     ended_ns: int
+    offset_ns: int
+    """Epoch minus the master's monotonic clock."""
     interrupted: bool
     ending: str
     fleet: Fleet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -50,14 +51,14 @@ class Fleet:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     """Those that this host started, by worker name."""
 
-    def spawn(self, count: int, *, port: int, secret: str, log_directory: Path) -> None:
+    def spawn(self, count: int, *, address: str, secret: str, log_directory: Path) -> None:
         """Start worker processes. They ignore the terminal's Ctrl-C (a session of their own): the master ends them."""
         # numpy only makes small histograms here; its thread pool would take time from the event loop.
         environment = os.environ | {SECRET_VARIABLE: secret, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         log_directory.mkdir(parents=True, exist_ok=True)
         for index in range(count):
             name = f"worker-{index + 1}"
-            command = [sys.executable, "-m", "infersiege", "worker", "--master", f"127.0.0.1:{port}", "--name", name]
+            command = [sys.executable, "-m", "infersiege", "worker", "--master", address, "--name", name]
             with (log_directory / f"{name}.log").open("wb") as log:
                 self.processes[name] = subprocess.Popen(
                     command,
@@ -103,16 +104,19 @@ class Fleet:
         return dead
 
     def reap(self, patience_s: float) -> None:
-        """End own processes: wait, then SIGTERM, then SIGKILL."""
+        """End own processes within about `patience_s`, however many: wait, then SIGTERM, then SIGKILL."""
         deadline = time.monotonic() + patience_s
+        self._wait_until(deadline - patience_s / 2)
         for process in self.processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            if process.poll() is None:
                 process.terminate()
+        self._wait_until(deadline)
         for process in self.processes.values():
-            try:
-                process.wait(1.0)
-            except subprocess.TimeoutExpired:
+            if process.poll() is None:
                 process.kill()
                 process.wait()
+
+    def _wait_until(self, deadline: float) -> None:
+        for process in self.processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))

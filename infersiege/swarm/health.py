@@ -7,7 +7,6 @@ import os
 import resource
 import time
 from pathlib import Path
-from typing import Any
 
 import gevent
 
@@ -36,15 +35,10 @@ class HealthMonitor:
         self._cpu_seconds = time.process_time()
         self._wall_ns = time.monotonic_ns()
         self.cpu_share_max: float | None = None
-        self._greenlet: Any = None
 
     def start(self) -> None:
         gc.callbacks.append(self._on_gc)
-        self._greenlet = gevent.spawn(self._watch)
-
-    def stop(self) -> None:
-        gc.callbacks.remove(self._on_gc)
-        self._greenlet.kill(block=False)
+        gevent.spawn(self._watch)
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
@@ -79,20 +73,26 @@ class HealthMonitor:
             hub_lag_max_ns=self._lag_max_ns,
             gc_pause_max_ns=self._gc_max_ns,
             rss_bytes=_resident_bytes(),
-            open_sockets=_open_sockets(),
+            open_files=_open_files(),
         )
         self._lag_max_ns = self._gc_max_ns = 0
         return health
 
 
-def _resident_bytes() -> int:
-    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+def _resident_bytes() -> int | None:
+    try:
+        fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    except OSError:  # no descriptor is left
+        return None
     return int(fields[1]) * resource.getpagesize()
 
 
-def _open_sockets() -> int:
+def _open_files() -> int | None:
     """Descriptors in all: sockets are nearly all of them, and telling them apart costs a readlink each."""
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - no Path objects for thousands of entries
+    try:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - no Path objects for thousands of entries
+    except OSError:
+        return None
 
 
 def raise_descriptor_limit() -> int:

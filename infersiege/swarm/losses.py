@@ -63,6 +63,10 @@ class LossAccount:
         rows = list(self._open_rows(worker, sessions, started, closed))
         lost = sum(row.outcome is Outcome.LOST for row in rows)
         played = {session for session, _ in closed} | set(sessions)
+        # What it said that it had planned stands against what is here: a record that never came is then missed.
+        told = worker.bye.planned_turns if worker.bye else worker.report.planned_turns if worker.report else 0
+        planned = max(told, len(closed) + len(rows))
+        open_rows = len(rows)
         rows += [
             row
             for orphan in orphans
@@ -77,8 +81,8 @@ class LossAccount:
             recovered_rows=recovered,
             lost=lost,
             skipped=len(rows) - lost,
-            sessions=dict(taken),
-            planned_turns=len(closed) + len(rows),
+            sessions=dict(worker.bye.sessions_started if worker.bye else taken),
+            planned_turns=planned + len(rows) - open_rows,
         )
 
     def _local_spool(self, worker: WorkerState) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import time
 import zlib
 from collections.abc import Callable
@@ -10,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+from locust.exception import RPCError
 
-from infersiege.errors import InfersiegeError, RunInvalidError
+from infersiege.errors import InfersiegeError, RunInvalidError, UsageError
 from infersiege.plan.schema import Plan
 from infersiege.records import (
     Ack,
-    Assignment,
     Bye,
-    ClockPing,
     Drain,
     EventRow,
     Go,
-    Hello,
     Lease,
-    Ready,
     Reason,
     Refusal,
     Report,
@@ -32,6 +30,7 @@ from infersiege.records import (
 from infersiege.report.live import LiveView
 from infersiege.rundir import RunDirectory
 from infersiege.swarm import messages
+from infersiege.swarm.door import Door, Terms
 from infersiege.swarm.ending import Ending, MasterOptions, MasterResult
 from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.figures import LiveFigures
@@ -39,7 +38,6 @@ from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.session_users import Director
 from infersiege.swarm.timeline import STAGE, Timeline
-from infersiege.swarm.versions import boot_id
 
 log = logging.getLogger("infersiege.swarm.master")
 
@@ -50,6 +48,9 @@ LEAD_NS = 500_000_000
 """From "go" to the first arrival: every worker must have heard it."""
 FAREWELL_NS = 3_000_000_000
 """After the drain: time to cancel what is open and to ship the last records."""
+REAP_S = 1.2
+"""After that own worker processes are ended by signals. With FAREWELL_NS and Locust's half second: under 5 s."""
+ANY_HOST = ("0.0.0.0", "*", "::")
 INTERRUPT_DRAIN_NS = 3_000_000_000
 """After Ctrl-C open turns get at most so long; a second Ctrl-C cancels them at once."""
 
@@ -62,47 +63,42 @@ class Master:
         plan: Plan,
         run: RunDirectory,
         *,
-        run_id: str,
-        plan_bytes: bytes,
-        plan_hash: str,
-        trace_hashes: dict[str, str],
-        versions: dict[str, str],
+        terms: Terms,
         options: MasterOptions,
         view: LiveView,
-        offset_ns: int,
     ) -> None:
         self.plan = plan
         self.run = run
-        self.run_id = run_id
         self.options = options
         self.view = view
-        self.offset_ns = offset_ns
+        self.offset_ns = terms.offset_ns
         self.fleet = Fleet(expected=options.expected_workers)
         self.intake = Intake(run)
         self.figures = LiveFigures()
         self.timeline: Timeline | None = None
-        self._plan_bytes, self._plan_hash, self._trace_hashes = plan_bytes, plan_hash, trace_hashes
-        self._versions = versions
-        self._refusal: InfersiegeError | None = None
+        self._door = Door(self.fleet, terms, lambda worker, why: self.note("worker_refused", why, worker=worker))
         self._ending: Ending | None = None
         self._interrupts = 0
         self._lease_at_ns = 0
         self._lease_sequence = 0
         self._lost: list[WorkerState] = []
+        self._settled = False
+        """No more records of workers are taken."""
         self._runner: Any = None
 
     # ------------------------------------------------------------------------------------------------ life of a run
 
-    def execute(self, after_loss: Callable[[WorkerState], None]) -> MasterResult:
+    def execute(self, begun: Callable[[int], None], after_loss: Callable[[WorkerState], None]) -> MasterResult:
         """Start workers, offer the load, drain, bring the records home, end the workers.
 
-        `after_loss` is called once for each worker that died, when no more of its records can come.
+        `begun` is called with the instant (epoch ns) of the first arrival, before it; `after_loss` once for each worker
+        that died, when no more of its records can come.
         Raises RunInvalidError when the workers don't come up, or what a worker refused with.
         """
-        self._open()
         try:
+            self._open()
             self._await_workers()
-            self._start()
+            self._start(begun)
             self._loop(lambda: self._ending is not None)
             self._drain()
         finally:
@@ -111,6 +107,7 @@ class Master:
             if worker.bye is None and self.timeline is not None:
                 worker.lost_at_ns = time.monotonic_ns()
                 self._lose(worker)
+        self._settled = True
         for worker in self._lost:
             after_loss(worker)
         self.intake.retry()
@@ -119,6 +116,7 @@ class Master:
             started_ns=self._epoch(self.timeline.start_ns) if self.timeline else None,
             load_ended_ns=self._epoch(ending.at_ns) if ending else None,
             ended_ns=self._epoch(time.monotonic_ns()),
+            offset_ns=self.offset_ns,
             interrupted=self._interrupts > 0,
             ending=ending.why if ending else "never began",
             fleet=self.fleet,
@@ -140,17 +138,21 @@ class Master:
 
     def _open(self) -> None:
         environment = SiegeEnvironment([Director])
-        self._runner = environment.create_master_runner(self.options.host, self.options.port)
-        messages.on(self._runner, Hello, self._on_hello)
-        messages.on(self._runner, Ready, self._on_ready)
-        messages.on(self._runner, Refusal, self._on_refusal)
-        messages.on(self._runner, ClockPing, self._on_clock_ping)
+        host, port = self.options.host, self.options.port
+        try:
+            self._runner = environment.create_master_runner(host, port)
+        except (RPCError, SystemExit, OSError) as error:  # Locust itself ends the process when a port is taken
+            raise UsageError(
+                f"--bind {host}:{port}: can't listen there: {error or 'the port is taken'}",
+                hint="name an address of this host and a free port; port 0 takes any free one",
+            ) from None
+        self._door.open(self._runner)
         messages.on(self._runner, Report, self._on_report)
         messages.on(self._runner, Segment, self._on_segment)
         messages.on(self._runner, Bye, self._on_bye)
         self.fleet.spawn(
             self.options.local_workers,
-            port=self._runner.server.port,
+            address=f"{'127.0.0.1' if host in ANY_HOST else host}:{self._runner.server.port}",
             secret=self.options.secret,
             log_directory=self._log_directory,
         )
@@ -161,10 +163,6 @@ class Master:
         return self._ending.at_ns if self._ending is not None else time.monotonic_ns()
 
     @property
-    def port(self) -> int:
-        return int(self._runner.server.port)
-
-    @property
     def _log_directory(self) -> Path:
         return self.run.path / "logs"
 
@@ -172,11 +170,12 @@ class Master:
         deadline = time.monotonic_ns() + self.plan.run.wait_for_workers_ns
         remote = self.options.expected_workers - self.options.local_workers
         if remote:
-            address = f"{self.options.host}:{self.port}"
+            host = platform.node() if self.options.host in ANY_HOST else self.options.host
+            address = f"{host}:{self._runner.server.port}"
             self.view.say(f"waiting for {remote} worker(s): infersiege worker --master {address}")
         while not self.fleet.all_ready():
-            if self._refusal is not None:
-                raise self._refusal
+            if self._door.refusal is not None:
+                raise self._door.refusal
             if self._interrupts:
                 return
             for name in self.fleet.exited_early():
@@ -199,7 +198,7 @@ class Master:
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
         return lines[-1][:300] if lines else "it said nothing"
 
-    def _start(self) -> None:
+    def _start(self, begun: Callable[[int], None]) -> None:
         if self._interrupts:
             return
         now_ns = time.monotonic_ns()
@@ -209,6 +208,7 @@ class Master:
         self._renew_lease(now_ns)
         self._broadcast(Go(start_ns=self.timeline.start_ns))
         gevent.spawn(self._runner.start, len(self.fleet.alive()), 100)
+        begun(self._epoch(self.timeline.start_ns))
         self.note("stage_started", f"{STAGE}: {self.plan.load.mode} load", stage=STAGE)
 
     def _loop(self, over: Callable[[], bool]) -> None:
@@ -222,7 +222,6 @@ class Master:
             if stall_ns > 0:
                 for worker in self.fleet.alive():
                     worker.last_seen_ns += stall_ns
-                continue
             self._tick(now_ns)
 
     def _tick(self, now_ns: int) -> None:
@@ -275,85 +274,25 @@ class Master:
             self._broadcast(Refusal(worker="", message="the run did not begin", hint=None, exit_code=0))
         if self._runner is not None:
             self._runner.quit()
-        self.fleet.reap(patience_s=2.0)
+        self.fleet.reap(REAP_S)
 
     # -------------------------------------------------------------------------------------------------- what comes in
 
-    def _on_hello(self, node_id: str, hello: Hello) -> None:
-        known = self.fleet.workers.get(node_id)
-        if known is None:
-            message = self._why_refused(hello)
-            if message is not None:
-                refusal = Refusal(worker=hello.worker, message=message, hint="use one version everywhere", exit_code=3)
-                messages.send(self._runner, refusal, node_id)
-                self.note("worker_refused", message, worker=hello.worker)
-                return
-            place = len(self.fleet.workers)
-            known = WorkerState(node_id, hello, place, last_seen_ns=time.monotonic_ns())
-            self.fleet.workers[node_id] = known
-        assignment = Assignment(
-            run_id=self.run_id,
-            epoch=0,
-            place=known.place,
-            members=self.fleet.expected,
-            plan=self._plan_bytes,
-            plan_hash=self._plan_hash,
-            trace_hashes=self._trace_hashes,
-            offset_ns=self.offset_ns,
-            boot_id=boot_id(),
-        )
-        messages.send(self._runner, assignment, node_id)
-
-    def _why_refused(self, hello: Hello) -> str | None:
-        if self.fleet.by_name(hello.worker) is not None:
-            return f"a worker called {hello.worker} is here already"
-        if len(self.fleet.workers) >= self.fleet.expected:
-            return f"the run has all of its {self.fleet.expected} workers"
-        for name, version in self._versions.items():
-            if hello.versions.get(name) != version:
-                return f"{hello.worker} has {name} {hello.versions.get(name)}, the master has {version}"
-        return None
-
-    def _on_ready(self, node_id: str, ready: Ready) -> None:
+    def _on_report(self, node_id: str, report: Report) -> None:
         worker = self.fleet.seen(node_id)
         if worker is None:
             return
-        if ready.plan_hash != self._plan_hash or ready.trace_hashes != self._trace_hashes:
-            differing = [key for key, value in self._trace_hashes.items() if ready.trace_hashes.get(key) != value]
-            what = f"trace of {', '.join(differing)}" if differing else "plan"
-            self._refusal = RunInvalidError(
-                f"{worker.name} on {worker.hello.host} has another {what} than the master",
-                hint="copy the same trace file to every host",
-            )
-            return
-        worker.ready = ready
-        worker.clock_offset_ns, worker.clock_uncertainty_ns = ready.clock_offset_ns, ready.clock_uncertainty_ns
-
-    def _on_refusal(self, node_id: str, refusal: Refusal) -> None:
-        error = RunInvalidError(f"{refusal.worker}: {refusal.message}", hint=refusal.hint)
-        error.exit_code = type(error.exit_code)(refusal.exit_code)
-        self._refusal = error
-
-    def _on_clock_ping(self, node_id: str, ping: ClockPing) -> None:
-        self.fleet.seen(node_id)
-        answer = ClockPing(worker=ping.worker, sent_ns=ping.sent_ns, master_ns=time.monotonic_ns())
-        messages.send(self._runner, answer, node_id)
-
-    def _on_report(self, node_id: str, report: Report) -> None:
-        worker = self.fleet.seen(node_id)
-        if worker is None or not worker.alive:
-            return
         worker.report = report
+        if not worker.alive:
+            return
         self.figures.add(report, time.monotonic_ns())
-        for event in report.events:
-            self._write_event(event)
         health = report.health
         if health is not None:
             self._write(lambda: self.run.append_health(health))
 
     def _on_segment(self, node_id: str, segment: Segment) -> None:
         worker = self.fleet.seen(node_id)
-        if worker is None or not worker.alive:
+        if worker is None or self._settled:
             return  # Its turns were accounted for as lost: what comes now stays in its spool.
         try:
             self.intake.take(segment, lambda: messages.send(self._runner, Ack(sequence=segment.sequence), node_id))

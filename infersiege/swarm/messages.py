@@ -51,6 +51,9 @@ def on(runner: Any, kind: type[T], handler: Callable[[str, T], None]) -> None:
         except (msgspec.DecodeError, TypeError) as error:
             log.warning("dropped a malformed %s from %s: %s", NAMES[kind], msg.node_id, error)
             return
-        handler(msg.node_id, message)
+        try:
+            handler(msg.node_id, message)
+        except Exception:
+            log.exception("handling %s of %s", NAMES[kind], msg.node_id)
 
     runner.register_message(NAMES[kind], listener)

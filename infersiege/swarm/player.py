@@ -25,6 +25,8 @@ class PreparedSession:
     route: Route
     context_limit: int | None
     """Most tokens of prompt and output that the model takes; None: no limit is known."""
+    not_before_ns: int = 0
+    """A late arrival is held until then (monotonic), so that what was missed does not come as a burst."""
 
 
 class ClientPool:
@@ -40,12 +42,6 @@ class ClientPool:
 
     def give(self, route: Route, client: Client) -> None:
         self._idle.setdefault(route.labels.name, []).append(client)
-
-    def close(self) -> None:
-        for clients in self._idle.values():
-            for client in clients:
-                client.close()
-        self._idle.clear()
 
 
 class SessionPlayer:
@@ -86,7 +82,7 @@ class SessionPlayer:
                 return last
             # Built before it is due: writing 100 KB of JSON must not make it late.
             request = session.route.request(turn, request_id_of(ledger.run_id, opened.session_id, turn.index))
-            if not (self._control.wait_until(due_ns) and self._control.may_start()):
+            if not (self._control.wait_until(max(due_ns, session.not_before_ns)) and self._control.may_start()):
                 return last
             played = self._turns.play(opened, turn, session.route, request, client, reason=lambda: self._control.reason)
             due_ns = played.ended_ns

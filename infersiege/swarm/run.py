@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,15 +17,17 @@ import msgspec
 from rich.console import Console
 
 from infersiege.doctor import preflight
-from infersiege.errors import InfersiegeError
+from infersiege.errors import InfersiegeError, RunInvalidError, UsageError
 from infersiege.plan.load import plan_hash, plan_json, resolve
 from infersiege.plan.schema import Plan
-from infersiege.records import OpenTurn, Summary, WorkerSummary
+from infersiege.records import OpenTurn, Summary
 from infersiege.report.junit import junit_xml
 from infersiege.report.live import LiveView
 from infersiege.report.rebuild import judged, read, write
 from infersiege.report.tables import print_summary
-from infersiege.rundir import REPORT, ChannelFacts, PlanFile, RunDirectory, StageFacts
+from infersiege.rundir import REPORT, ChannelFacts, PlanFile, RunDirectory
+from infersiege.swarm.aftermath import LostShare, final_facts, stage_facts
+from infersiege.swarm.door import Terms
 from infersiege.swarm.ending import MasterOptions, MasterResult
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.ledger import ChannelLabels
@@ -32,7 +35,7 @@ from infersiege.swarm.losses import Loss, LossAccount, describe
 from infersiege.swarm.master import Master
 from infersiege.swarm.rpc import SECRET_VARIABLE, install
 from infersiege.swarm.source import SessionSource
-from infersiege.swarm.timeline import STAGE, settling_ns
+from infersiege.swarm.timeline import STAGE
 from infersiege.swarm.versions import all_versions, host_facts, versions
 
 
@@ -45,8 +48,8 @@ class RunOptions:
     """On this host; None: the plan's."""
     expect_workers: int | None
     """In all; None: only those of this host."""
-    bind: str
-    """`HOST:PORT` that workers join at."""
+    bind: tuple[str, int]
+    """Where workers join; port 0: any free one."""
     wait_for_target_ns: int
     gated: bool
     """Broken rules count in the exit code, and junit.xml is written."""
@@ -61,9 +64,10 @@ class RunResult:
 def run_plan(plan: Plan, options: RunOptions, console: Console, environ: Mapping[str, str]) -> RunResult:
     """Make one run. Returns with a complete run directory however the load went.
 
-    Raises InfersiegeError for what is wrong before any load: plan, trace, target, directory, workers.
+    Raises InfersiegeError for what is wrong before any load: plan, options, trace, target, directory, workers.
     """
     now_ns = time.time_ns()
+    fleet = fleet_options(plan, options, environ)
     plan = resolve(plan, now_ns, Random(secrets.randbits(64)))
     source = SessionSource(plan, place=0, members=1)
     for warning in source.warnings():
@@ -72,8 +76,34 @@ def run_plan(plan: Plan, options: RunOptions, console: Console, environ: Mapping
     for name, facts in channels.items():
         console.print(f"{name}: {facts.url} ({facts.engine}, model {facts.model})", highlight=False, markup=False)
     run = RunDirectory.create(options.out, name=plan.run.name or "run", now_ns=now_ns)
-    campaign = Campaign(plan, source, channels, options, run, console)
-    return campaign.execute()
+    return Campaign(plan, source, channels, fleet, run, console).execute(gated=options.gated)
+
+
+def fleet_options(plan: Plan, options: RunOptions, environ: Mapping[str, str]) -> MasterOptions:
+    """How many workers, and where they join. Raises UsageError for numbers that make no sense together."""
+    local = options.workers if options.workers is not None else plan.run.workers
+    expected = options.expect_workers if options.expect_workers is not None else local
+    if expected < 1 or expected < local:
+        raise UsageError(
+            f"{local} workers on this host and {expected} in all make no sense",
+            hint="--expect-workers counts all workers, those of --workers included",
+        )
+    secret = environ.get(SECRET_VARIABLE, "")
+    if expected > local and not secret:
+        raise UsageError(
+            f"{expected - local} worker(s) are to join from elsewhere, but {SECRET_VARIABLE} is not set",
+            hint=f"set it here and on their hosts: export {SECRET_VARIABLE}=$(openssl rand -hex 32)",
+        )
+    for key, value in (("users", plan.load.users), ("max_in_flight", plan.load.max_in_flight)):
+        if value is not None and value < expected:
+            raise UsageError(
+                f"load.{key} = {value} can't be shared among {expected} workers: some would have none",
+                hint="use fewer workers",
+            )
+    host, port = options.bind
+    return MasterOptions(
+        local_workers=local, expected_workers=expected, host=host, port=port, secret=secret or secrets.token_hex(16)
+    )
 
 
 class Campaign:
@@ -84,7 +114,7 @@ class Campaign:
         plan: Plan,
         source: SessionSource,
         channels: Mapping[str, ChannelFacts],
-        options: RunOptions,
+        options: MasterOptions,
         run: RunDirectory,
         console: Console,
     ) -> None:
@@ -93,73 +123,72 @@ class Campaign:
         self._options = options
         self._run = run
         self._console = console
-        local = options.workers if options.workers is not None else plan.run.workers
-        self._local_workers = local
-        self._expected = options.expect_workers if options.expect_workers is not None else local
-        self._run_id = secrets.token_hex(6)
-        # One constant per run: instants are the master's monotonic clock plus this, whatever happens to the wall clock.
-        self._offset_ns = time.time_ns() - time.monotonic_ns()
-        self._hash = plan_hash(plan)
-        self._lost_sessions: dict[str, int] = {}
-        self._lost_planned = 0
+        self._lost = LostShare({})
         self._file = PlanFile(
-            run_id=self._run_id,
+            run_id=secrets.token_hex(6),
             name=plan.run.name or "run",
             created_ns=time.time_ns(),
             nonce=plan.run.nonce or "",
-            plan_hash=self._hash,
+            plan_hash=plan_hash(plan),
             plan=msgspec.to_builtins(plan),
             versions=all_versions(),
             host=host_facts(),
             channels=dict(channels),
             trace_hashes=source.trace_hashes(),
-            workers_asked=self._expected,
+            workers_asked=options.expected_workers,
+        )
+        # One constant per run: instants are the master's monotonic clock plus this, whatever happens to the wall clock.
+        self._terms = Terms(
+            run_id=self._file.run_id,
+            plan=plan_json(plan),
+            plan_hash=plan_hash(plan),
+            trace_hashes=source.trace_hashes(),
+            versions=versions(),
+            offset_ns=time.time_ns() - time.monotonic_ns(),
         )
 
-    def execute(self) -> RunResult:
-        """Offer the load, bring the records home, write the report."""
-        run = self._run
-        run.write_plan(self._file)
+    def execute(self, *, gated: bool) -> RunResult:
+        """Offer the load, bring the records home, write the report. Raises what keeps the load from beginning."""
+        self._run.write_plan(self._file)
         emulated = any(facts.emulated for facts in self._file.channels.values())
-        host, _, port = self._options.bind.rpartition(":")
-        secret = os.environ.get(SECRET_VARIABLE) or secrets.token_hex(16)
-        install(secret.encode())
+        install(self._options.secret.encode())
         with LiveView(self._console, emulated=emulated) as view:
-            master = Master(
-                self._plan,
-                run,
-                run_id=self._run_id,
-                plan_bytes=plan_json(self._plan),
-                plan_hash=self._hash,
-                trace_hashes=self._source.trace_hashes(),
-                versions=versions(),
-                options=MasterOptions(
-                    local_workers=self._local_workers,
-                    expected_workers=self._expected,
-                    host=host,
-                    port=int(port),
-                    secret=secret,
-                ),
-                view=view,
-                offset_ns=self._offset_ns,
-            )
+            master = Master(self._plan, self._run, terms=self._terms, options=self._options, view=view)
             for number in (signal.SIGINT, signal.SIGTERM):
                 gevent.signal_handler(number, master.interrupt)
-            accounts = LossAccount(master.intake, run_id=self._run_id, channels=self._labels())
+            accounts = LossAccount(master.intake, run_id=self._file.run_id, channels=self._labels())
+            try:
+                result = master.execute(self._begun, lambda worker: self._settle(worker, master, accounts))
+            except InfersiegeError as error:
+                if master.timeline is None:
+                    self._leave_no_trace(error)
+                raise
+        return self._conclude(result, gated=gated)
 
-            def settle(worker: WorkerState) -> None:
-                loss: Loss | InfersiegeError
-                try:
-                    loss = accounts.settle(worker, self._orphans(worker, master))
-                    self._lost_planned += loss.planned_turns
-                    for scenario, count in (worker.bye.sessions_started if worker.bye else loss.sessions).items():
-                        self._lost_sessions[scenario] = self._lost_sessions.get(scenario, 0) + count
-                except InfersiegeError as error:
-                    loss = error
-                master.note("worker_settled", describe(worker, loss), worker=worker.name)
+    def _begun(self, started_ns: int) -> None:
+        """The time axis is fixed: write it down now, so that a crash leaves a run that can be read."""
+        stage = stage_facts(self._plan, self._source, started_ns, None)
+        self._file = msgspec.structs.replace(self._file, started_ns=started_ns, stages=(stage,))
+        self._run.write_plan(self._file)
 
-            result = master.execute(settle)
-        return self._conclude(result)
+    def _leave_no_trace(self, error: InfersiegeError) -> None:
+        """A run that never began is no run: its directory goes, its workers' logs go where they can be read."""
+        logs = self._run.path / "logs"
+        self._run.close()
+        if logs.is_dir() and any(log.stat().st_size for log in logs.iterdir()):
+            kept = Path(tempfile.mkdtemp(prefix="infersiege-logs-"))
+            shutil.move(logs, kept)
+            error.hint = f"{error.hint}; the workers' logs are in {kept}" if error.hint else f"see the logs in {kept}"
+        shutil.rmtree(self._run.path, ignore_errors=True)
+
+    def _settle(self, worker: WorkerState, master: Master, accounts: LossAccount) -> None:
+        loss: Loss | InfersiegeError
+        try:
+            loss = accounts.settle(worker, self._orphans(worker, master))
+            self._lost.add(loss)
+        except InfersiegeError as error:
+            loss = error
+        master.note("worker_settled", describe(worker, loss), worker=worker.name)
 
     def _labels(self) -> dict[str, ChannelLabels]:
         return {
@@ -173,7 +202,7 @@ class Campaign:
         counted = plan.run.stop is not None and plan.run.stop.sessions is not None
         if timeline is None or (plan.load.mode == "closed" and not counted):
             return
-        source = self._source.of_fleet(self._expected).of_place(worker.place)
+        source = self._source.of_fleet(self._options.expected_workers).of_place(worker.place)
         for ticket in source.tickets():
             due_ns = timeline.start_ns + ticket.offset_ns if ticket.offset_ns is not None else master.ended_ns
             if due_ns > master.ended_ns:
@@ -188,91 +217,48 @@ class Campaign:
                 turns=source.conversation(ticket).turns,
                 turn=0,
                 started=False,
-                due_ns=due_ns + self._offset_ns,
+                due_ns=due_ns + self._terms.offset_ns,
             )
 
-    def _conclude(self, result: MasterResult) -> RunResult:
-        run = self._run
-        invalid: list[str] = []
-        if result.intake.disk_error is not None and result.intake.unwritten_rows:
-            rows = result.intake.unwritten_rows
-            run = result.intake.rescue()
-            invalid.append(f"{result.intake.disk_error}; the whole run with its last {rows} records is in {run.path}")
-            self._console.print(f"error: {invalid[-1]}", style="bold red", highlight=False, markup=False)
-        file = msgspec.structs.replace(
-            self._file,
-            started_ns=result.started_ns,
-            ended_ns=result.ended_ns,
-            interrupted=result.interrupted,
-            stages=self._stages(result),
-            planned_turns=self._lost_planned
-            + sum(worker.bye.planned_turns for worker in result.fleet.alive() if worker.bye is not None),
-            traces=self._source.accounts(self._sessions_started(result)),
-            workers=worker_summaries(result),
-            invalid=(*invalid, *self._invalid(result)),
-        )
-        run.write_plan(file)
-        found = judged(read(run), gated=self._options.gated)
-        summary = write(run, found)
-        if self._options.gated:
-            run.write_junit(junit_xml(summary, summary.rules))
-        print_summary(summary, self._console, examples=found.examples)
+    def _conclude(self, result: MasterResult, *, gated: bool) -> RunResult:
+        """Facts, summary and report; where the run's own disk takes no more, in a directory elsewhere."""
+        run, invalid = self._run, []
+        disk_error = result.intake.disk_error
+        if disk_error is not None:
+            invalid.append(f"{disk_error}; the load was stopped then")
+        file = final_facts(self._file, self._plan, self._source, result, self._lost, invalid)
+        try:
+            if disk_error is not None and result.intake.unwritten_rows:
+                raise disk_error
+            summary = self._report(run, file, gated=gated)
+        except (RunInvalidError, UsageError) as error:
+            run = rescued(result, error)
+            where = f"{error}; the whole run is in {run.path}"
+            self._console.print(f"error: {where}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+            file = msgspec.structs.replace(file, invalid=(where, *file.invalid[len(invalid) :]))
+            summary = self._report(run, file, gated=gated)
         self._console.print(f"run directory: {run.path}", highlight=False, markup=False, soft_wrap=True)
         self._console.print(f"report: {run.path / REPORT}", highlight=False, markup=False, soft_wrap=True)
         run.close()
         return RunResult(run, summary)
 
-    def _stages(self, result: MasterResult) -> tuple[StageFacts, ...]:
-        if result.started_ns is None:
-            return ()
-        plan, started_ns = self._plan, result.started_ns
-        ended_ns = result.load_ended_ns if result.load_ended_ns is not None else result.ended_ns
-        if plan.run.duration_ns is not None:
-            ended_ns = min(ended_ns, started_ns + plan.run.duration_ns)
-        return (
-            StageFacts(
-                name=STAGE,
-                started_ns=started_ns,
-                steady_started_ns=started_ns + settling_ns(plan),
-                steady_ended_ns=ended_ns,
-                users=plan.load.users,
-                rate=plan.load.rate,
-            ),
-        )
-
-    def _sessions_started(self, result: MasterResult) -> dict[str, int]:
-        started = dict(self._lost_sessions)
-        for worker in result.fleet.alive():
-            for scenario, count in (worker.bye.sessions_started if worker.bye else {}).items():
-                started[scenario] = started.get(scenario, 0) + count
-        return started
-
-    def _invalid(self, result: MasterResult) -> list[str]:
-        """What only the master can know."""
-        reasons = []
-        for worker in result.fleet.workers.values():
-            received = result.intake.rows_of.get(worker.name, 0)
-            if worker.bye is not None and worker.bye.records != received:
-                reasons.append(f"{worker.name} wrote {worker.bye.records} records, {received} arrived")
-        return reasons
+    def _report(self, run: RunDirectory, file: PlanFile, *, gated: bool) -> Summary:
+        """Write what is made of the turns, then show it. Raises UsageError when it can't be written."""
+        run.write_plan(file)
+        found = judged(read(run), gated=gated)
+        summary = write(run, found)
+        if gated:
+            run.write_junit(junit_xml(summary, summary.rules))
+        print_summary(summary, self._console, examples=found.examples)
+        return summary
 
 
-def worker_summaries(result: MasterResult) -> tuple[WorkerSummary, ...]:
-    """What is known of each worker at the end."""
-    return tuple(
-        WorkerSummary(
-            worker=worker.name,
-            host=worker.hello.host,
-            pid=worker.hello.pid,
-            turns=result.intake.rows_of.get(worker.name, 0),
-            lost=not worker.alive,
-            lost_at_ns=worker.lost_at_ns,
-            records_promised=worker.bye.records if worker.bye else None,
-            records_received=result.intake.rows_of.get(worker.name, 0),
-            hub_lag_p99_ns=worker.bye.hub_lag_p99_ns if worker.bye else None,
-            cpu_share_max=worker.bye.cpu_share_max if worker.bye else None,
-            clock_offset_ns=worker.clock_offset_ns,
-            clock_uncertainty_ns=worker.clock_uncertainty_ns,
-        )
-        for worker in result.fleet.workers.values()
-    )
+def rescued(result: MasterResult, error: InfersiegeError) -> RunDirectory:
+    """The run, moved to the temporary directory. Raises RunInvalidError where that has no room either."""
+    try:
+        return result.intake.rescue()
+    except OSError as full:
+        raise RunInvalidError(
+            f"{error}; nor could the run be copied to {tempfile.gettempdir()}: {full.strerror}",
+            hint="free some space; what was written is in the run directory, the rest in the workers' spools",
+        ) from None

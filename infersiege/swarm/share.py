@@ -73,6 +73,7 @@ class WorkerShare:
         self._tickets = self.source.tickets()
         self._exhausted = False
         self._playing = 0
+        self._directed = False
 
     def begin(self) -> None:
         """The master said go: the time axis is fixed."""
@@ -82,6 +83,9 @@ class WorkerShare:
 
     def direct(self, start: Start) -> None:
         """The Director's task: start this worker's users, each on time. Returns when the load is over."""
+        if self._directed:
+            return  # Locust starts a Director again when a worker joins or is removed.
+        self._directed = True
         self._control.go.wait()
         if self._control.closing.is_set():
             return
@@ -106,32 +110,33 @@ class WorkerShare:
         cap = None if load.max_in_flight is None else users_share(load.max_in_flight, self._place, self._members)
         for ticket in self._tickets:
             due_ns = self._timeline.start_ns + (ticket.offset_ns or 0)
-            if not self._control.wait_until(due_ns - EARLY_NS):
-                return
+            if not self._control.wait_until(due_ns - EARLY_NS) and due_ns > time.monotonic_ns():
+                return  # It is not due any more; those that were have their records, by the branch below.
             prepared = self.prepare(ticket, due_ns)
-            send_ns = pacer.send_at(due_ns, time.monotonic_ns())
             self.ledger.take(prepared.opened)
-            if send_ns is None:
-                self.ledger.skip_rest(prepared.opened, Reason.LATE_DROPPED)
-                continue
-            if not (self._control.wait_until(send_ns - EARLY_NS) and self._room(cap, prepared)):
+            if self._control.closing.is_set():
                 self.ledger.skip_rest(prepared.opened, self._control.reason)
-                if self._control.closing.is_set():
-                    return
                 continue
+            send_ns = pacer.send_at(due_ns, time.monotonic_ns())
+            reason = Reason.LATE_DROPPED if send_ns is None else self._hold(send_ns, cap)
+            if reason is not None:
+                self.ledger.skip_rest(prepared.opened, reason)
+                continue
+            prepared.not_before_ns = send_ns or 0
             self._playing += 1
             start(due_ns, prepared)
         self._exhausted = True
 
-    def _room(self, cap: int | None, prepared: PreparedSession) -> bool:
-        """Below the cap at once, or (late = "send") as soon as a session has ended."""
+    def _hold(self, send_ns: int, cap: int | None) -> Reason | None:
+        """Wait until an arrival may be set up: its time has come and the cap leaves room. Else why it can't."""
+        if not self._control.wait_until(send_ns - EARLY_NS):
+            return self._control.reason
         while cap is not None and self._playing >= cap:
             if self.plan.load.late == "drop":
-                self.ledger.skip_rest(prepared.opened, Reason.MAX_IN_FLIGHT)
-                return False
+                return Reason.MAX_IN_FLIGHT
             if self._control.closing.wait(0.005):
-                return False
-        return True
+                return self._control.reason
+        return None
 
     # ------------------------------------------------------------------------------------------------------- sessions
 

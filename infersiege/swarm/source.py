@@ -135,6 +135,15 @@ class SessionSource:
             for workload, trace in zip(self.plan.workloads, self.traces, strict=True)
         )
 
+    def arrivals_between(self, first_ns: int, last_ns: int) -> int:
+        """Arrivals of the whole schedule that are due in [first, last) from the start, over all workers."""
+        count = 0
+        for ticket in self.of_fleet(1).of_place(0).tickets():
+            if ticket.offset_ns is None or ticket.offset_ns >= last_ns:
+                break
+            count += ticket.offset_ns >= first_ns
+        return count
+
     def mean_rate(self) -> float | None:
         """Replay: sessions per second that the traces ask for at the plan's speed."""
         total = 0.0

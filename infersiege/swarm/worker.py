@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ RESEND_NS = 2_000_000_000
 ACK_PATIENCE_NS = 2_500_000_000
 """How long the last segments may wait for their acknowledgement; what is left stays in the spool."""
 CLOCK_PINGS = 10
+PING_PATIENCE_S = 0.1
 CONNECT_S = 60.0
 ABORT_GRACE_S = 0.5
 
@@ -110,13 +112,17 @@ class Worker:
             return ExitCode.TARGET
         try:
             self._set_up()
-            background = [gevent.spawn(self._heartbeat), gevent.spawn(self._report_each_second)]
+            background = [
+                gevent.spawn(self._each, HEARTBEAT_S, self._beat),
+                gevent.spawn(self._each, REPORT_S, self._report),
+            ]
             self._health.start()
             self._draining.wait()
             self._drain()
             gevent.killall(background)
         except InfersiegeError as error:
-            self._refuse(error)
+            if error is not self._failure:  # else it is the master that refused us
+                self._refuse(error)
         except Exception as error:
             log.exception("worker %s", self.name)
             self._refuse(InternalError(f"{type(error).__name__}: {error}"))
@@ -195,13 +201,24 @@ class Worker:
         """On the master's own host the clocks are one; elsewhere a few exchanges give offset and doubt."""
         if assignment.boot_id == boot_id():
             return
+        self._ping_clock()
+        if not self._clock.answers:
+            raise InternalError(f"{self.name}: the master answers no clock messages")
+        self._clock_offset_ns, self._clock_uncertainty_ns = self._clock.offset_ns, self._clock.uncertainty_ns
+
+    def _measure_clock_again(self) -> None:
+        """At the end, for the drift; instants keep the offset of the start."""
+        assignment, self._clock = self._assignment, ClockEstimate()
+        if assignment is not None and assignment.boot_id != boot_id():
+            self._ping_clock()
+
+    def _ping_clock(self) -> None:
         for _ in range(CLOCK_PINGS):
             seen = self._clock.answers
             messages.send(self._runner, ClockPing(worker=self.name, sent_ns=time.monotonic_ns()))
-            deadline = time.monotonic() + 1.0
+            deadline = time.monotonic() + PING_PATIENCE_S
             while self._clock.answers == seen and time.monotonic() < deadline:
                 gevent.sleep(0.001)
-        self._clock_offset_ns, self._clock_uncertainty_ns = self._clock.offset_ns, self._clock.uncertainty_ns
 
     # ------------------------------------------------------------------------------------------------- what comes in
 
@@ -239,21 +256,23 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------------- what goes out
 
-    def _heartbeat(self) -> None:
-        """Signs of life each half second; also ends a worker whose master is gone."""
+    def _each(self, seconds: float, work: Callable[[], None]) -> None:
+        """Do it again and again. A failure is logged and the next one is tried: without it the master would hang."""
         while True:
-            messages.send(self._runner, ClockPing(worker=self.name, sent_ns=time.monotonic_ns()))
-            self._ship()
-            if self._control.orphaned() and not self._draining.is_set():
-                self._exit_reason = "the master is gone"
-                self._control.close(Reason.NO_LEASE, 0)
-                self._draining.set()
-            gevent.sleep(HEARTBEAT_S)
+            try:
+                work()
+            except Exception:
+                log.exception("worker %s", self.name)
+            gevent.sleep(seconds)
 
-    def _report_each_second(self) -> None:
-        while True:
-            gevent.sleep(REPORT_S)
-            self._report()
+    def _beat(self) -> None:
+        """A sign of life, and new records; also ends a worker whose master is gone."""
+        messages.send(self._runner, ClockPing(worker=self.name, sent_ns=time.monotonic_ns()))
+        self._ship()
+        if self._control.orphaned() and not self._draining.is_set():
+            self._exit_reason = "the master is gone"
+            self._control.close(Reason.NO_LEASE, 0)
+            self._draining.set()
 
     def _report(self) -> None:
         share = self.share
@@ -305,6 +324,7 @@ class Worker:
         while not spool.empty() and time.monotonic_ns() < deadline_ns and not self._finished.is_set():
             self._ship()
             gevent.sleep(0.05)
+        self._measure_clock_again()
         self._report()
         bye = Bye(
             worker=self.name,
@@ -314,6 +334,7 @@ class Worker:
             hub_lag_p99_ns=self._health.hub_lag_p99_ns,
             cpu_share_max=self._health.cpu_share_max,
             exit_reason=self._exit_reason,
+            clock_offset_ns=self._clock.offset_ns if self._clock.answers else 0,
         )
         messages.send(self._runner, bye)
         if not spool.empty():

@@ -1,0 +1,131 @@
+"""After a run: what the master knows becomes facts of plan.json, and the run directory becomes a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from infersiege.plan.schema import Plan
+from infersiege.records import WorkerSummary
+from infersiege.rundir import PlanFile, StageFacts
+from infersiege.swarm.ending import MasterResult
+from infersiege.swarm.losses import Loss
+from infersiege.swarm.source import SessionSource
+from infersiege.swarm.timeline import STAGE, settling_ns
+
+CLOCK_DRIFT_NS = 50_000_000
+"""More drift between a worker's clock and the master's is worth a warning."""
+
+
+@dataclass(slots=True)
+class LostShare:
+    """What dead workers had taken and planned, summed up."""
+
+    sessions: dict[str, int]
+    """By scenario."""
+    planned_turns: int = 0
+
+    def add(self, loss: Loss) -> None:
+        self.planned_turns += loss.planned_turns
+        for scenario, count in loss.sessions.items():
+            self.sessions[scenario] = self.sessions.get(scenario, 0) + count
+
+
+def stage_facts(plan: Plan, source: SessionSource, started_ns: int, ended_ns: int | None) -> StageFacts:
+    """The stage on the time axis (epoch ns). `ended_ns` None: it goes on, so its end is the planned one."""
+    steady_ns = started_ns + settling_ns(plan)
+    planned_end_ns = None if plan.run.duration_ns is None else started_ns + plan.run.duration_ns
+    ends = [end for end in (planned_end_ns, ended_ns) if end is not None]
+    steady_ended_ns = max(min(ends), steady_ns) if ends else steady_ns
+    arrivals = None
+    if plan.load.mode != "closed":
+        first_ns, last_ns = steady_ns - started_ns, steady_ended_ns - started_ns
+        arrivals = source.arrivals_between(first_ns, last_ns)
+    return StageFacts(
+        name=STAGE,
+        started_ns=started_ns,
+        steady_started_ns=steady_ns,
+        steady_ended_ns=steady_ended_ns,
+        users=plan.load.users,
+        rate=plan.load.rate,
+        arrivals=arrivals,
+    )
+
+
+def final_facts(
+    file: PlanFile, plan: Plan, source: SessionSource, result: MasterResult, lost: LostShare, invalid: list[str]
+) -> PlanFile:
+    """plan.json as it is kept."""
+    started = sessions_started(result, lost)
+    stages: tuple[StageFacts, ...] = ()
+    if result.started_ns is not None:
+        ended_ns = result.load_ended_ns if result.load_ended_ns is not None else result.ended_ns
+        stages = (stage_facts(plan, source, result.started_ns, ended_ns),)
+    farewells = [worker.bye for worker in result.fleet.alive() if worker.bye is not None]
+    return msgspec.structs.replace(
+        file,
+        started_ns=result.started_ns,
+        ended_ns=result.ended_ns,
+        interrupted=result.interrupted,
+        stages=stages,
+        planned_turns=lost.planned_turns + sum(bye.planned_turns for bye in farewells),
+        traces=source.accounts(started),
+        workers=worker_summaries(result),
+        invalid=(*invalid, *_unplayed(plan, result, sum(started.values()))),
+        warnings=(*file.warnings, *_drifts(result)),
+    )
+
+
+def sessions_started(result: MasterResult, lost: LostShare) -> dict[str, int]:
+    """By scenario, over all workers."""
+    started = dict(lost.sessions)
+    for worker in result.fleet.alive():
+        for scenario, count in (worker.bye.sessions_started if worker.bye else {}).items():
+            started[scenario] = started.get(scenario, 0) + count
+    return started
+
+
+def _unplayed(plan: Plan, result: MasterResult, started: int) -> list[str]:
+    """A run that was to play so many sessions, and ended by itself with fewer."""
+    asked = plan.run.stop.sessions if plan.run.stop is not None else None
+    if asked is None or plan.run.duration_ns is not None or result.interrupted or started >= asked:
+        return []
+    return [
+        f"only {started} of {asked} sessions were played ({result.ending}); use a longer trace, or wrap = true, or ask "
+        "for fewer"
+    ]
+
+
+def _drifts(result: MasterResult) -> list[str]:
+    drifts = []
+    for worker in result.fleet.workers.values():
+        if worker.bye is None:
+            continue
+        drift_ns = worker.bye.clock_offset_ns - worker.clock_offset_ns
+        if abs(drift_ns) > CLOCK_DRIFT_NS:
+            drifts.append(
+                f"the clock of {worker.name} drifted by {drift_ns / 1e6:.0f} ms against the master's during the run"
+            )
+    return drifts
+
+
+def worker_summaries(result: MasterResult) -> tuple[WorkerSummary, ...]:
+    """What is known of each worker at the end."""
+    return tuple(
+        WorkerSummary(
+            worker=worker.name,
+            host=worker.hello.host,
+            pid=worker.hello.pid,
+            turns=result.intake.rows_of.get(worker.name, 0),
+            lost=not worker.alive,
+            lost_at_ns=None if worker.lost_at_ns is None else worker.lost_at_ns + result.offset_ns,
+            records_promised=worker.bye.records if worker.bye else None,
+            records_received=result.intake.rows_of.get(worker.name, 0),
+            hub_lag_p99_ns=worker.bye.hub_lag_p99_ns if worker.bye else None,
+            cpu_share_max=worker.bye.cpu_share_max if worker.bye else None,
+            clock_offset_ns=worker.clock_offset_ns,
+            clock_uncertainty_ns=worker.clock_uncertainty_ns,
+        )
+        for worker in result.fleet.workers.values()
+    )

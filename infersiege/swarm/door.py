@@ -1,0 +1,121 @@
+"""How workers get in: hello, terms, ready; and who is turned away, with the reason."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from infersiege.errors import ExitCode, InfersiegeError, RunInvalidError
+from infersiege.records import Assignment, ClockPing, Hello, Ready, Refusal
+from infersiege.swarm import messages
+from infersiege.swarm.fleet import Fleet, WorkerState
+from infersiege.swarm.versions import boot_id
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What every worker of a run must have in common."""
+
+    run_id: str
+    plan: bytes
+    plan_hash: str
+    trace_hashes: dict[str, str]
+    versions: dict[str, str]
+    offset_ns: int
+    """Master's wall clock minus its monotonic clock."""
+
+
+class _TurnedAway(NamedTuple):
+    message: str
+    hint: str
+
+
+class Door:
+    """Answers workers that knock. `refusal` is why the run cannot begin, once a worker of ours said so."""
+
+    def __init__(self, fleet: Fleet, terms: Terms, turned_away: Callable[[str, str], None]) -> None:
+        """`turned_away(worker, reason)` is called for each that does not get in."""
+        self._fleet = fleet
+        self._terms = terms
+        self._turned_away = turned_away
+        self._runner: Any = None
+        self.refusal: InfersiegeError | None = None
+
+    def open(self, runner: Any) -> None:
+        self._runner = runner
+        messages.on(runner, Hello, self._on_hello)
+        messages.on(runner, Ready, self._on_ready)
+        messages.on(runner, Refusal, self._on_refusal)
+        messages.on(runner, ClockPing, self._on_clock_ping)
+
+    def _on_hello(self, node_id: str, hello: Hello) -> None:
+        known = self._fleet.workers.get(node_id)
+        if known is None:
+            away = self._why_not(hello)
+            if away is not None:
+                refusal = Refusal(
+                    worker=hello.worker, message=away.message, hint=away.hint, exit_code=ExitCode.INVALID_RUN
+                )
+                messages.send(self._runner, refusal, node_id)
+                self._turned_away(hello.worker, away.message)
+                return
+            known = WorkerState(node_id, hello, len(self._fleet.workers), last_seen_ns=time.monotonic_ns())
+            self._fleet.workers[node_id] = known
+        terms = self._terms
+        assignment = Assignment(
+            run_id=terms.run_id,
+            epoch=0,
+            place=known.place,
+            members=self._fleet.expected,
+            plan=terms.plan,
+            plan_hash=terms.plan_hash,
+            trace_hashes=terms.trace_hashes,
+            offset_ns=terms.offset_ns,
+            boot_id=boot_id(),
+        )
+        messages.send(self._runner, assignment, node_id)
+
+    def _why_not(self, hello: Hello) -> _TurnedAway | None:
+        if self._fleet.by_name(hello.worker) is not None:
+            return _TurnedAway(f"a worker called {hello.worker} is here already", "give each its own --name")
+        if len(self._fleet.workers) >= self._fleet.expected:
+            return _TurnedAway(
+                f"the run has all of its {self._fleet.expected} workers", "ask for more of them with --expect-workers"
+            )
+        for name, version in self._terms.versions.items():
+            if hello.versions.get(name) != version:
+                return _TurnedAway(
+                    f"{hello.worker} has {name} {hello.versions.get(name)}, the master has {version}",
+                    "install the same versions on every host",
+                )
+        return None
+
+    def _on_ready(self, node_id: str, ready: Ready) -> None:
+        worker = self._fleet.seen(node_id)
+        if worker is None:
+            return
+        terms = self._terms
+        if ready.plan_hash != terms.plan_hash or ready.trace_hashes != terms.trace_hashes:
+            differing = [key for key, value in terms.trace_hashes.items() if ready.trace_hashes.get(key) != value]
+            what = f"trace of {', '.join(differing)}" if differing else "plan"
+            self.refusal = RunInvalidError(
+                f"{worker.name} on {worker.hello.host} has another {what} than the master",
+                hint="copy the same trace file to every host",
+            )
+            return
+        worker.ready = ready
+        worker.clock_offset_ns, worker.clock_uncertainty_ns = ready.clock_offset_ns, ready.clock_uncertainty_ns
+
+    def _on_refusal(self, node_id: str, refusal: Refusal) -> None:
+        if node_id not in self._fleet.workers:
+            return
+        error = RunInvalidError(f"{refusal.worker}: {refusal.message}", hint=refusal.hint)
+        error.exit_code = ExitCode(refusal.exit_code)
+        self.refusal = error
+
+    def _on_clock_ping(self, node_id: str, ping: ClockPing) -> None:
+        self._fleet.seen(node_id)
+        answer = ClockPing(worker=ping.worker, sent_ns=ping.sent_ns, master_ns=time.monotonic_ns())
+        messages.send(self._runner, answer, node_id)

@@ -1,0 +1,219 @@
+"""The session source: workers together play what one would, an id is one session's, accounts add up."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infersiege.errors import UsageError
+from infersiege.plan.load import plan_from_json, plan_json
+from infersiege.plan.schema import Channel, Load, Plan, Run, Stop, Workload
+from infersiege.schedule import Ticket
+from infersiege.swarm.ledger import request_id_of, workload_key
+from infersiege.swarm.source import SessionSource
+
+SECOND = 1_000_000_000
+QUICK = {"calls": 3, "calls_max": 5, "prefix_tokens": 200, "task_p50": 200, "append_p50": 50}
+
+
+def channel(name: str = "m") -> Channel:
+    return Channel(engine="vllm", base_url="http://127.0.0.1:8000/v1", model=name)
+
+
+def plan(
+    *workloads: Workload,
+    load: Load | None = None,
+    run: Run | None = None,
+    channels: tuple[str, ...] = ("target",),
+) -> Plan:
+    return Plan(
+        run=run or Run(seed=7, nonce="n", stop=Stop(sessions=20)),
+        channels={name: channel(name) for name in channels},
+        workloads=workloads or (Workload(scenario="short-qa", trace="builtin:short-qa"),),
+        load=load or Load(mode="closed", users=4),
+    )
+
+
+def chat_file(path: Path, ids: list[str]) -> str:
+    rows = [
+        {"session_id": ident, "messages": [{"role": "user", "content": f"question {number}"}]}
+        for number, ident in enumerate(ids)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def played(source: SessionSource, ticket: Ticket) -> tuple[str, int | None, bytes]:
+    """(session id, due, all its requests): what a worker does with one ticket."""
+    conversation = source.conversation(ticket)
+    requests = []
+    while (turn := conversation.next_turn()) is not None:
+        requests.append((turn.messages, turn.tools, turn.max_tokens, turn.delay_ns))
+        conversation.answered("an answer", [])
+    assert len(requests) == conversation.turns
+    return source.session_id(ticket)[0], ticket.offset_ns, msgspec.json.encode(requests)
+
+
+MIXED = (
+    Workload(scenario="short-qa", trace="builtin:short-qa", weight=3.0),
+    Workload(scenario="long-document", trace="builtin:long-document", length_scale=0.02, language="zh"),
+    Workload(scenario="agent", trace="builtin:agent", options=QUICK),
+)
+LOADS = [
+    (Load(mode="closed", users=7), "users take the next session when they are free"),
+    (Load(mode="open", rate=50.0), "Poisson arrivals"),
+    (Load(mode="open", rate=50.0, arrivals="constant"), "arrivals on a grid"),
+]
+
+
+@pytest.mark.parametrize(("load", "why"), LOADS, ids=[why for _, why in LOADS])
+def test_di_07_tr_08_workers_together_play_what_one_would(load: Load, why: str) -> None:
+    """Sessions, due times and prompts to the letter; no two workers play the same row."""
+    described = plan(*MIXED, load=load)
+    alone = [
+        played(source, ticket)
+        for source in [SessionSource(described, place=0, members=1)]
+        for ticket in source.tickets()
+    ]
+    assert len(alone) == 20
+    for members in (2, 7):
+        # As a worker on another host has it: the plan came as JSON.
+        sources = [
+            SessionSource(plan_from_json(plan_json(described)), place=p, members=members) for p in range(members)
+        ]
+        together = [played(source, ticket) for source in sources for ticket in source.tickets()]
+        assert sorted(together, key=str) == sorted(alone, key=str), why
+
+
+def test_the_masters_view_of_a_share_is_the_workers_own() -> None:
+    """What a lost worker had to play is computed by the master, on the traces that it has open."""
+    described = plan(*MIXED, load=Load(mode="open", rate=50.0))
+    master = SessionSource(described, place=0, members=1)
+    for place in range(3):
+        worker = SessionSource(described, place=place, members=3)
+        share = master.of_fleet(3).of_place(place)
+        assert list(share.tickets()) == list(worker.tickets())
+    assert len(list(master.tickets())) == 20, "looking at shares does not change the whole"
+
+
+def test_another_seed_or_nonce_gives_other_prompts() -> None:
+    def first(seed: int, nonce: str) -> tuple[str, int | None, bytes]:
+        source = SessionSource(plan(run=Run(seed=seed, nonce=nonce, stop=Stop(sessions=1))), place=0, members=1)
+        return played(source, next(source.tickets()))
+
+    assert first(1, "a") == first(1, "a")
+    assert first(1, "a") != first(1, "b"), "a cache of the run before must not help"
+    assert first(1, "a") != first(2, "a")
+
+
+def test_ids_stay_unique_when_a_trace_wraps(tmp_path: Path) -> None:
+    trace = chat_file(tmp_path / "t.jsonl", ["a", "b", "c"])
+    source = SessionSource(plan(Workload(scenario="talk", trace=trace, wrap=True)), place=0, members=1)
+    ids = [source.session_id(ticket) for ticket in source.tickets()]
+    assert ids[:4] == [("talk:a", 0), ("talk:b", 1), ("talk:c", 2), ("talk:a~1", 0)]
+    assert len({name for name, _ in ids}) == 20
+    prompts = [played(source, ticket)[2] for ticket in source.tickets()]
+    assert len(set(prompts)) == 20, "a repeat has a salt of its own: the cache of the first pass must not help"
+
+
+@given(st.lists(st.sampled_from(("a", "a~0", "a~1", "a~1~1", "a~2", "~", "~1", "b:c")), unique=True, min_size=1))
+def test_an_id_that_looks_like_another_ones_repeat_is_told_apart(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
+    trace = chat_file(tmp_path_factory.mktemp("trace") / "t.jsonl", names)
+    run = Run(seed=1, nonce="n", stop=Stop(sessions=4 * len(names)))
+    source = SessionSource(plan(Workload(scenario="s", trace=trace, wrap=True), run=run), place=0, members=1)
+    ids = [source.session_id(ticket)[0] for ticket in source.tickets()]
+    assert Counter(ids).most_common(1)[0][1] == 1
+    requests = Counter(request_id_of("r", name, 0) for name in ids)
+    assert requests.most_common(1)[0][1] == 1
+
+
+NAMESAKES = [
+    ((("short-qa", "local"), ("short-qa", "cloud")), "the same workload on two channels"),
+    ((("s", "x"), ("s", "y"), ("s.x", "x")), "a scenario that looks like another one's name with its channel"),
+    ((("s", "x"), ("s", "y"), ("s:x", "x")), "the same with a colon"),
+]
+
+
+@pytest.mark.parametrize(("pairs", "why"), NAMESAKES, ids=[why for _, why in NAMESAKES])
+def test_workloads_never_share_an_id(pairs: tuple[tuple[str, str], ...], why: str) -> None:
+    """Two sessions of one id would have one place in the ledger, and one x-request-id."""
+    workloads = [Workload(scenario=scenario, trace="builtin:short-qa", channel=name) for scenario, name in pairs]
+    source = SessionSource(plan(*workloads, channels=("local", "cloud", "x", "y")), place=0, members=1)
+    ids = [source.session_id(ticket)[0] for ticket in source.tickets()]
+    assert len(set(ids)) == 20, why
+
+
+def test_a_trace_id_with_a_colon_is_not_another_scenarios(tmp_path: Path) -> None:
+    workloads = [
+        Workload(scenario="a", trace=chat_file(tmp_path / "1.jsonl", ["b:c"])),
+        Workload(scenario="a:b", trace=chat_file(tmp_path / "2.jsonl", ["c"])),
+    ]
+    source = SessionSource(plan(*workloads), place=0, members=1)
+    assert len({source.session_id(ticket)[0] for ticket in source.tickets()}) == 2
+
+
+def test_rows_are_started_skipped_or_left(tmp_path: Path) -> None:
+    """Conservation of the trace side, per workload, also where two workloads share a scenario."""
+    trace = chat_file(tmp_path / "t.jsonl", [f"s{number}" for number in range(6)])
+    workloads = [
+        Workload(scenario="talk", trace=trace, channel="local"),
+        Workload(scenario="talk", trace=trace, channel="cloud", wrap=True),
+        Workload(scenario="short-qa", trace="builtin:short-qa", channel="cloud"),
+    ]
+    source = SessionSource(plan(*workloads, channels=("local", "cloud")), place=0, members=1)
+    started = {
+        workload_key("talk", "local"): 4,
+        workload_key("talk", "cloud"): 9,
+        workload_key("short-qa", "cloud"): 3,
+    }
+    local, cloud, endless = source.accounts(started)
+    for account in (local, cloud):
+        assert account.rows == account.sessions == 6 and account.sha256
+    assert (local.sessions_started, local.not_started, local.repeat_factor) == (4, 2, pytest.approx(4 / 6))
+    assert (cloud.sessions_started, cloud.not_started, cloud.repeat_factor) == (9, 0, 1.5)
+    assert (endless.sessions, endless.sessions_started, endless.not_started) == (None, 3, None)
+    assert endless.repeat_factor is None
+    assert source.accounts({})[0].not_started == 6
+
+
+def test_a_trace_that_does_not_wrap_ends_a_closed_loop(tmp_path: Path) -> None:
+    trace = chat_file(tmp_path / "t.jsonl", ["a", "b", "c"])
+    described = plan(Workload(scenario="talk", trace=trace), run=Run(seed=1, nonce="n", duration_ns=SECOND))
+    shares = [list(SessionSource(described, place=place, members=2).tickets()) for place in range(2)]
+    assert sorted(ticket.session_index for share in shares for ticket in share) == [0, 1, 2]
+
+
+def test_a_closed_loop_over_a_trace_that_wraps_has_no_end(tmp_path: Path) -> None:
+    trace = chat_file(tmp_path / "t.jsonl", ["a"])
+    described = plan(Workload(scenario="talk", trace=trace, wrap=True), run=Run(seed=1, nonce="n", duration_ns=SECOND))
+    source = SessionSource(described, place=0, members=1)
+    names = [source.session_id(ticket)[0] for ticket in islice(source.tickets(), 1000)]
+    assert len(set(names)) == 1000
+
+
+def test_a_replay_without_times_is_refused_before_the_run() -> None:
+    with pytest.raises(UsageError):
+        SessionSource(plan(load=Load(mode="replay")), place=0, members=1)
+
+
+def test_trace_hashes_are_of_files_and_follow_their_content(tmp_path: Path) -> None:
+    """Master and workers compare them: DI-05."""
+
+    def hashes(names: list[str]) -> dict[str, str]:
+        trace = chat_file(tmp_path / "t.jsonl", names)
+        workloads = (Workload(scenario="talk", trace=trace), Workload(scenario="qa", trace="builtin:short-qa"))
+        return SessionSource(plan(*workloads), place=0, members=1).trace_hashes()
+
+    before = hashes(["a", "b"])
+    assert len(before) == 1, "a built-in is the same wherever the version is"
+    assert hashes(["a", "b"]) == before
+    assert hashes(["a", "x"]) != before
