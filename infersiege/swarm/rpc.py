@@ -78,7 +78,7 @@ def parse_frames(frames: list[bytes]) -> tuple[str, Any]:
         if not isinstance(message.type, str):
             raise TypeError(message.type)
         if not message.type.startswith(PREFIX):  # ours are checked where they are decoded
-            pass
+            msgspec.convert(message.data, _SHAPES[message.type])
     except Exception as error:
         raise RPCReceiveError(f"bad frame: {type(error).__name__}", addr=None) from error
     if message.node_id != address:
