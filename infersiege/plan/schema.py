@@ -18,6 +18,8 @@ def _meta(description: str, **extra: Any) -> Meta:
 
 
 DURATION: dict[str, Any] = {"unit": "duration"}
+COST: dict[str, Any] = {"later": "prices and cost"}
+PER_MILLION: dict[str, Any] = {"unit": "per million tokens", **COST}
 SPAN: dict[str, Any] = {"unit": "duration", "above": 0}
 """A duration that must not be 0."""
 
@@ -67,13 +69,14 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 class Price(msgspec.Struct, frozen=True, kw_only=True):
     """Money per million tokens, in one currency of your choice."""
 
-    input: Annotated[float | None, _meta("Input tokens", unit="per million tokens", at_least=0)] = None
-    cached: Annotated[float | None, _meta("Cached input tokens", unit="per million tokens", at_least=0)] = None
+    input: Annotated[float | None, _meta("Input tokens", **PER_MILLION, at_least=0)] = None
+    cached: Annotated[float | None, _meta("Cached input tokens", **PER_MILLION, at_least=0)] = None
     cache_write: Annotated[
-        float | None, _meta("Tokens written to the cache", unit="per million tokens", at_least=0)
+        float | None,
+        _meta("Tokens written to the cache", **PER_MILLION, at_least=0),
     ] = None
-    output: Annotated[float | None, _meta("Output tokens", unit="per million tokens", at_least=0)] = None
-    gpu_hour: Annotated[float | None, _meta("One GPU for one hour (local engines)", at_least=0)] = None
+    output: Annotated[float | None, _meta("Output tokens", **PER_MILLION, at_least=0)] = None
+    gpu_hour: Annotated[float | None, _meta("One GPU for one hour (local engines)", **COST, at_least=0)] = None
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):

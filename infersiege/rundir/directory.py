@@ -58,7 +58,7 @@ class RunDirectory:
                 f"{path}: {what}", hint="a run is never written over: name another directory with --out, or remove it"
             )
         run = cls(path)
-        for file in (TURNS, WINDOWS, EVENTS):
+        for file in (TURNS, EVENTS):
             run._appender(file)
         return run
 
@@ -107,10 +107,6 @@ class RunDirectory:
         if not lines.endswith(b"\n"):
             raise InternalError(f"{self.path / TURNS}: half a row was to be appended: …{lines[-40:]!r}")
         self._appender(TURNS).append(lines)
-
-    def append_windows(self, rows: Iterable[WindowRow]) -> None:
-        """Raises RunInvalidError when they can't be written."""
-        self._append(WINDOWS, rows)
 
     def append_event(self, event: EventRow) -> None:
         """Raises RunInvalidError when it can't be written."""

@@ -14,7 +14,7 @@ SAMPLE = 200
 
 
 def dry_run(plan: Plan, console: Console) -> None:
-    """Print arrivals, turns, tokens and cost, from the first sessions of the plan's own sequence."""
+    """Print arrivals, turns and tokens, from the first sessions of the plan's own sequence."""
     source = SessionSource(plan, place=0, members=1)
     for workload, trace in zip(plan.workloads, source.traces, strict=True):
         console.print(f"{workload.scenario}: {describe(trace).line()}", highlight=False, markup=False)
@@ -36,11 +36,6 @@ def dry_run(plan: Plan, console: Console) -> None:
         return
     factor = sessions / len(sample)
     console.print(f"sessions in all: {sessions}, about {turns * factor:,.0f} turns", highlight=False)
-    for name, channel in plan.channels.items():
-        price = channel.price
-        if price is not None and price.input is not None and price.output is not None:
-            cost = (prompt * price.input + output * price.output) * factor / 1e6
-            console.print(f"{name}: at most {cost:,.2f} if all of it goes there (no cache discount)", highlight=False)
 
 
 def _sessions(plan: Plan, source: SessionSource) -> int | None:

@@ -50,7 +50,7 @@ class Unkept:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Part:
     """One workload on one channel."""
 
     source: SessionSource
@@ -68,7 +68,7 @@ class LocustRun:
         self._environ = environ
         self._clock = StampClock()
         self._decoder_loop = DecoderLoop(self._clock)
-        self._played: dict[tuple[str, str | None], Played] = {}
+        self._parts: dict[tuple[str, str | None], Part] = {}
         self._control = RunControl()
         self._offset_ns = time.time_ns() - time.monotonic_ns()
         self._ledger = Ledger(
@@ -78,10 +78,10 @@ class LocustRun:
         turns = TurnPlayer(self._ledger, offset_ns=self._offset_ns)
         self._player = SessionPlayer(turns, self._control, offset_ns=self._offset_ns)
 
-    def played(self, workload: Workload, channel: Channel) -> Played:
+    def part(self, workload: Workload, channel: Channel) -> Part:
         """Trace, route and session numbers of a workload, made once per process. Raises what a plan would raise."""
         key = (workload.scenario, channel.base_url)
-        found = self._played.get(key)
+        found = self._parts.get(key)
         if found is None:
             plan = Plan(
                 run=Run(seed=self._seed, nonce=str(self._seed)),
@@ -91,35 +91,35 @@ class LocustRun:
             )
             # Locust gives workers an index when they connect; each starts its sessions far from the others'.
             worker_index = max(0, getattr(self._environment.runner, "worker_index", 0))
-            found = Played(
+            found = Part(
                 source=SessionSource(plan, place=0, members=1),
                 route=route_of(CHANNEL, channel, plan, self._environ),
                 workload=workload,
                 numbers=itertools.count(worker_index * SESSIONS_PER_WORKER),
             )
-            self._played[key] = found
+            self._parts[key] = found
         return found
 
     def client(self, route: Route) -> Client:
         return Client(route.endpoint, self._clock, self._decoder_loop)
 
-    def play(self, played: Played, client: Client) -> None:
+    def play(self, part: Part, client: Client) -> None:
         """One session, from its first turn to its last."""
         self._control.renew(FOREVER_NS)
-        number = next(played.numbers)
+        number = next(part.numbers)
         ticket = Ticket(index=number, workload=0, session_index=number, offset_ns=None)
-        conversation = played.source.conversation(ticket)
+        conversation = part.source.conversation(ticket)
         due_ns = time.monotonic_ns()
         opened = OpenSession(
-            session_id=f"{played.source.session_id(ticket)[0]}#{number}",
-            scenario=played.workload.scenario,
+            session_id=f"{part.source.session_id(ticket)[0]}#{number}",
+            scenario=part.workload.scenario,
             stage=CHANNEL,
-            channel=played.route.labels,
+            channel=part.route.labels,
             turns=conversation.turns,
             due_ns=due_ns + self._offset_ns,
         )
         self._ledger.take(opened)
-        prepared = PreparedSession(opened, conversation, played.route, played.workload.context_limit)
+        prepared = PreparedSession(opened, conversation, part.route, part.workload.context_limit)
         self._player.play(prepared, client, due_ns)
 
     def _fire(self, record: TurnRecord) -> None:
@@ -162,15 +162,15 @@ class InferenceUser(User):
 
     def on_start(self) -> None:
         self._run = locust_run(self.environment)
-        self._played = self._run.played(self.workload, self.channel or channel_of(self.environment))
-        self._client = self._run.client(self._played.route)
+        self._part = self._run.part(self.workload, self.channel or channel_of(self.environment))
+        self._client = self._run.client(self._part.route)
 
     def on_stop(self) -> None:
         self._client.close()
 
     @task
     def play(self) -> None:
-        self._run.play(self._played, self._client)
+        self._run.play(self._part, self._client)
 
 
 def locust_run(environment: Environment) -> LocustRun:
@@ -231,7 +231,7 @@ def _check(environment: Environment, **_: Any) -> None:
     try:
         for user in environment.user_classes:
             if issubclass(user, InferenceUser):
-                run.played(user.workload, user.channel or channel_of(environment))
+                run.part(user.workload, user.channel or channel_of(environment))
     except InfersiegeError as error:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         environment.process_exit_code = int(error.exit_code)
