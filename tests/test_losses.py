@@ -208,6 +208,32 @@ def test_a_report_older_than_the_records_does_not_make_a_second_record(remote: L
     assert remote.outcomes() == {("a", 0): Outcome.OK, ("a", 1): Outcome.SKIPPED}
 
 
+def test_a_session_that_was_over_and_half_of_it_shipped_has_the_rest_lost(remote: Life) -> None:
+    """It is in no report any more; the schedule knows how many turns it had."""
+    taken = remote.take("a", 3)
+    remote.play(taken, 2)
+    remote.ship()
+    remote.play(taken, 1)
+    remote.tell()
+    loss = remote.die([open_turn("a", 3), open_turn("never", 1)])
+    assert remote.outcomes() == {
+        ("a", 0): Outcome.OK,
+        ("a", 1): Outcome.OK,
+        ("a", 2): Outcome.LOST,
+        ("never", 0): Outcome.SKIPPED,
+    }
+    assert loss.planned_turns == 4
+
+
+def test_records_that_nobody_can_name_are_missed_in_the_balance(remote: Life) -> None:
+    """A closed loop has no schedule: of sessions that were over, the last report's count is all there is."""
+    remote.play(remote.take("a", 3), 3)
+    remote.tell()
+    loss = remote.die()
+    assert remote.outcomes() == {}
+    assert loss.planned_turns == 3, "planned turns without a record make the run invalid, not green"
+
+
 def test_a_worker_that_never_reported_has_only_its_orphans(remote: Life) -> None:
     loss = remote.die([open_turn("never", 2)])
     assert set(remote.outcomes().values()) == {Outcome.SKIPPED}

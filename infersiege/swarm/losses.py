@@ -61,18 +61,11 @@ class LossAccount:
         recovered = self._intake.rows_of.get(worker.name, 0) - before
         closed = self._intake.closed_turns(worker.name)
         rows = list(self._open_rows(worker, sessions, started, closed))
+        rows += self._orphan_rows(worker, (orphan for orphan in orphans if orphan.session_id not in sessions), closed)
         lost = sum(row.outcome is Outcome.LOST for row in rows)
-        played = {session for session, _ in closed} | set(sessions)
-        # What it said that it had planned stands against what is here: a record that never came is then missed.
+        # What it said that it had planned stands against what is here: a record that never came is then missed, unless
+        # the session is among the orphans.
         told = worker.bye.planned_turns if worker.bye else worker.report.planned_turns if worker.report else 0
-        planned = max(told, len(closed) + len(rows))
-        open_rows = len(rows)
-        rows += [
-            row
-            for orphan in orphans
-            if orphan.session_id not in played
-            for row in self._skipped(worker, orphan, range(orphan.turns))
-        ]
         self._intake.write(rows)
         if spool is not None and self._intake.disk_error is None:
             remove_spool(spool)
@@ -82,7 +75,7 @@ class LossAccount:
             lost=lost,
             skipped=len(rows) - lost,
             sessions=dict(worker.bye.sessions_started if worker.bye else taken),
-            planned_turns=planned + len(rows) - open_rows,
+            planned_turns=max(told, len(closed) + len(rows)),
         )
 
     def _local_spool(self, worker: WorkerState) -> Path | None:
@@ -102,14 +95,19 @@ class LossAccount:
             for turn in range(opened.turns):
                 if (session_id, turn) in closed:
                     continue
-                if turn <= started.get(session_id, -1):
-                    yield self._row(worker, opened, turn, Outcome.LOST)
-                else:
-                    yield from self._skipped(worker, opened, (turn,))
+                sent = turn <= started.get(session_id, -1)
+                yield self._row(worker, opened, turn, Outcome.LOST if sent else Outcome.SKIPPED)
 
-    def _skipped(self, worker: WorkerState, opened: OpenTurn, turns: Iterable[int]) -> Iterator[TurnRecord]:
-        for turn in turns:
-            yield self._row(worker, opened, turn, Outcome.SKIPPED)
+    def _orphan_rows(
+        self, worker: WorkerState, orphans: Iterable[OpenTurn], closed: set[tuple[str, int]]
+    ) -> Iterator[TurnRecord]:
+        """Sessions that nobody plays; of one that was over at the last report, the records that did not come home."""
+        began = {session_id for session_id, _ in closed}
+        for orphan in orphans:
+            outcome = Outcome.LOST if orphan.session_id in began else Outcome.SKIPPED
+            for turn in range(orphan.turns):
+                if (orphan.session_id, turn) not in closed:
+                    yield self._row(worker, orphan, turn, outcome)
 
     def _row(self, worker: WorkerState, opened: OpenTurn, turn: int, outcome: Outcome) -> TurnRecord:
         return unsent_record(
