@@ -28,7 +28,7 @@ from infersiege.schedule import Ticket
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import Ledger, OpenSession
 from infersiege.swarm.player import PreparedSession, SessionPlayer
-from infersiege.swarm.share import route_of
+from infersiege.swarm.share import NOT_REACHED, RECONNECT_NS, route_of
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import JournalLine
 from infersiege.swarm.turns import Route, TurnPlayer
@@ -83,6 +83,10 @@ class LocustRun:
         key = (workload.scenario, channel.base_url)
         found = self._parts.get(key)
         if found is None:
+            if channel.api_key_env and not self._environ.get(channel.api_key_env):
+                raise UsageError(
+                    f"the environment variable {channel.api_key_env} is not set", hint="export it with the key"
+                )
             plan = Plan(
                 run=Run(seed=self._seed, nonce=str(self._seed)),
                 channels={CHANNEL: channel},
@@ -120,7 +124,10 @@ class LocustRun:
         )
         self._ledger.take(opened)
         prepared = PreparedSession(opened, conversation, part.route, part.workload.context_limit)
-        self._player.play(prepared, client, due_ns)
+        last = self._player.play(prepared, client, due_ns)
+        if last is None or last.error_class in NOT_REACHED:
+            # Nothing was there to wait for: without a pause this user would spin on a dead port.
+            self._control.wait_until(time.monotonic_ns() + RECONNECT_NS)
 
     def _fire(self, record: TurnRecord) -> None:
         """Rows of Locust's table: `chat` is the whole answer, failures included; TTFT and TPOT stand beside it."""
@@ -203,6 +210,7 @@ def install() -> None:
     """To be called by a locustfile: puts our options on Locust's command line and checks them before the first user."""
     hooks: Any = events
     hooks.init_command_line_parser.add_listener(_add_options)
+    hooks.init.add_listener(_check_headless)
     hooks.test_start.add_listener(_check)
 
 
@@ -223,17 +231,41 @@ def _add_options(parser: Any, **_: Any) -> None:
     group.add_argument("--seed", dest="infersiege_seed", type=int, default=1, help="Seed of the built-in workloads")
 
 
+def _check_headless(environment: Environment, **_: Any) -> None:
+    """Without a web page the command line is all there is: what is missing ends Locust before anything starts.
+
+    A worker gets its options from the master when the load starts.
+    """
+    options: Any = environment.parsed_options
+    if not options.headless or options.worker:
+        return
+    try:
+        _parts(environment)
+    except InfersiegeError as error:
+        _say(error)
+        raise SystemExit(int(error.exit_code)) from None
+
+
 def _check(environment: Environment, **_: Any) -> None:
-    """A master has no users, so it does not look at what only they need."""
     if isinstance(environment.runner, MasterRunner):
         return
-    run = locust_run(environment)
     try:
-        for user in environment.user_classes:
-            if issubclass(user, InferenceUser):
-                run.part(user.workload, user.channel or channel_of(environment))
+        _parts(environment)
     except InfersiegeError as error:
-        print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        _say(error)
         environment.process_exit_code = int(error.exit_code)
         if environment.runner is not None:
             environment.runner.quit()
+
+
+def _parts(environment: Environment) -> None:
+    """Make what the users will need. A master has no users, so it does not look at what only they need."""
+    for user in environment.user_classes:
+        if issubclass(user, InferenceUser):
+            channel = user.channel or channel_of(environment)
+            if not isinstance(environment.runner, MasterRunner):
+                locust_run(environment).part(user.workload, channel)
+
+
+def _say(error: InfersiegeError) -> None:
+    print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
