@@ -259,7 +259,8 @@ def main() -> None:
         import locust  # noqa: F401 - patches the standard library: before anything of it is used
     # One short answer first: imports, name look-ups and lazy set-up are not what is compared.
     client(Load(port=load.port, streams=1, requests=1, tokens=2), Reading(client=name, version=""))
-    reading = Reading(client=name, version=f"{distribution} {metadata.version(distribution)}")
+    version = metadata.version(distribution)
+    reading = Reading(client=name, version=version if distribution == name else f"{distribution} {version}")
     before_s = cpu_s()
     client(load, reading)
     reading.cpu_s = cpu_s() - before_s
