@@ -25,6 +25,7 @@ from infersiege.wire.transport import Client, DecoderLoop, Endpoint, StampClock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 from rig.server import Rig, build
+from truth import COLUMNS, TARGETS, judge
 
 pytestmark = pytest.mark.truth
 stall = get_original("time", "sleep")
@@ -182,3 +183,12 @@ def test_an_idle_client_claims_no_doubt_of_the_time_it_slept(clock: StampClock) 
         client.close()
     assert None not in slacks
     assert sorted(slacks)[10] < 20 * MS  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("missed", [None, *TARGETS])
+def test_the_benchmark_says_which_target_was_missed(missed: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exactly at its limit a target is met."""
+    row = {key: limit * (1.01 if key == missed else 1.0) for key, limit in TARGETS.items()}
+    assert judge(row) == (missed is None)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("MISSED")]
+    assert [COLUMNS[missed][0] in line for line in lines] == [True] if missed else lines == []
