@@ -9,6 +9,7 @@ from typing import Any
 
 import gevent
 import msgpack
+import msgspec
 import zmq.green as zmq
 from locust.exception import RPCReceiveError
 from locust.rpc import zmqrpc
@@ -68,7 +69,7 @@ class Master:
         """A new peer, with Locust's own client class and our hello, gets through within three seconds."""
         name = f"good-{next(self._names)}"
         client = zmqrpc.Client("127.0.0.1", self.port, name)
-        client.send(_message(messages.NAMES[Hello], messages.msgspec.msgpack.encode(_hello(name)), name))
+        client.send(_message(messages.NAMES[Hello], msgspec.msgpack.encode(_hello(name)), name))
         try:
             with gevent.Timeout(3, False):
                 while name not in self.hellos:
@@ -163,7 +164,7 @@ def strangers() -> dict[str, Any]:
     found = {}
     for name, secret in (("no key", None), ("wrong key", b"wrong"), ("right key", SECRET)):
         peer = master.peer(name, secret)
-        encoded = messages.msgspec.msgpack.encode(_hello(name))
+        encoded = msgspec.msgpack.encode(_hello(name))
         peer.send_multipart([_pack(messages.NAMES[Hello], encoded, name)])
         gevent.sleep(0.5)
         found[name] = name in master.hellos
@@ -185,7 +186,7 @@ def huge_frame(limit: int) -> dict[str, Any]:
 
     def hello(padding: int) -> Frames:
         said = Hello(worker=f"pad-{padding}", host="x" * padding, pid=1, boot_id="b", versions={}, spool_dir="/none")
-        return [_pack(messages.NAMES[Hello], messages.msgspec.msgpack.encode(said), "huge")]
+        return [_pack(messages.NAMES[Hello], msgspec.msgpack.encode(said), "huge")]
 
     for padding in (limit // 2, 2 * limit):
         peer.send_multipart(hello(padding))

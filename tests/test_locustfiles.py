@@ -125,7 +125,7 @@ def test_st_34_locusts_row_is_the_whole_answer() -> None:
     assert chat["requests"] >= 4
     assert chat["min"] >= 500, out
     assert ttft["min"] < 200 and ttft["avg"] < chat["avg"] / 2, out
-    assert tpot["min"] >= 9 and tpot["avg"] < 40, out
+    assert tpot["min"] >= 30 and tpot["avg"] < 80, out
 
 
 def test_master_and_worker(target: list[str], free_port: Callable[[], int]) -> None:
