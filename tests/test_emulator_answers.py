@@ -48,12 +48,12 @@ def ask(settings: EmulatorSettings = SETTINGS, content: str = "What is the capit
     ("given_text", "tokens", "reason"),
     [
         ("", [], "nothing"),
-        ("abcdefgh", ["abcd", "efgh"], "four ASCII characters"),
-        ("abcde", ["abcd", "e"], "and a rest"),
+        ("abcdefghij", ["abcde", "fghij"], "five ASCII characters"),
+        ("abcdef", ["abcde", "f"], "and a rest"),
         ("北京", ["北", "京"], "one CJK character"),
         ("ab北", ["ab", "北"], "kinds don't mix"),
         ("Привет", ["Пр", "ив", "ет"], "two of other alphabets"),
-        ("a\n\n\nb", ["a\n\n\n", "b"], "line ends are characters"),
+        ("a\n\n\n\nb", ["a\n\n\n\n", "b"], "line ends are characters"),
         ("😀\x00", ["😀", "\x00"], "beyond the BMP, and a NUL"),
     ],
 )
@@ -127,13 +127,13 @@ def test_chinese_questions_get_chinese_answers() -> None:
         ({"max_tokens": 20, "ignore_eos": True}, 20, "length", "asked length"),
         ({"max_completion_tokens": 20, "max_tokens": 30, "ignore_eos": True}, 20, "length", "the newer name wins"),
         ({"max_tokens": 1, "ignore_eos": True}, 1, "length", "a single token"),
-        ({"max_tokens": 1_024, "ignore_eos": True}, 1_024 - 16, "length", "clipped to the context without a word"),
+        ({"max_tokens": 1_024, "ignore_eos": True}, 1_024 - 14, "length", "clipped to the context without a word"),
         ({"max_tokens": 1_000, "min_tokens": 900}, 900, "stop", "min_tokens holds"),
     ],
 )
 def test_output_length(body: dict[str, Any], tokens: int, finish: str, reason: str) -> None:
     answer = ask(**body)
-    assert answer.prompt_tokens == 16
+    assert answer.prompt_tokens == 14
     assert (answer.output_tokens, answer.finish_reason) == (tokens, finish), reason
 
 
@@ -194,7 +194,7 @@ def test_a_forced_length_holds_for_calls_too(tokens: int) -> None:
         ({"max_tokens": "many"}, 400, "whole number"),
         ({"max_tokens": True}, 400, "whole number"),
         ({"n": 2}, 400, "one choice"),
-        ({"messages": [{"role": "user", "content": "x" * 5_000}]}, 400, "at least 1025 input tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 6_000}]}, 400, "at least 1025 input tokens"),
         ({"tools": [WEATHER], "tool_choice": {"function": {"name": "other"}}}, 400, "not among the tools"),
     ],
 )

@@ -210,12 +210,13 @@ def test_an_aborted_sequence_gives_its_blocks_back(when: str) -> None:
     [
         ({"kv_blocks": 10}, "can't hold one sequence"),
         ({"max_num_batched_tokens": 3}, "can't serve"),
-        ({"prefill_tokens_per_s": 0.0}, "prefill_tokens_per_s"),
-        ({"prefill_tokens_per_s": float("nan")}, "prefill_tokens_per_s"),
+        ({"prefill_tokens_per_s": 0.0}, "--prefill-rate is 0.0; it must be from 0.001"),
+        ({"prefill_tokens_per_s": float("nan")}, "--prefill-rate is nan"),
         ({"step_base_ns": 0, "step_per_sequence_ns": 0}, "must take time"),
-        ({"noise": -0.1}, "negative"),
-        ({"max_queue": -1}, "max_queue"),
-        ({"max_model_len": 1}, "max_model_len"),
+        ({"noise": -0.1}, "--noise is -0.1; it must be from 0 to 3"),
+        ({"step_base_ns": -1}, "--step-base-ms"),
+        ({"max_queue": -1}, "--max-queue"),
+        ({"max_model_len": 1}, "--max-model-len is 1; it must be from 2"),
     ],
 )
 def test_an_engine_that_could_not_work_is_refused(changes: dict[str, float], says: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from infersiege.emulator.process import EmulatorProcess
+from infersiege.emulator.text import ASCII_PER_TOKEN
 from infersiege.errors import UsageError
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -127,8 +128,8 @@ def test_a_stream_has_the_shape_of_vllms(emulator: EmulatorProcess) -> None:
     assert [chunk["choices"][0]["finish_reason"] for chunk in content] == [None] * 5 + ["stop"]
     assert all(chunk["choices"][0]["delta"]["content"] for chunk in content), "the last one too holds text"
     assert usage["choices"] == [] and usage["usage"] == {
-        "prompt_tokens": 16,
-        "total_tokens": 22,
+        "prompt_tokens": 14,
+        "total_tokens": 20,
         "completion_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
@@ -184,7 +185,7 @@ def test_every_answer_says_that_it_is_emulated(emulator: EmulatorProcess) -> Non
         (b"\xff\xfe", 400, "JSON decode error"),
         (b"[]", 400, "must be a JSON object"),
         (json.dumps(body_of(model="nope")).encode(), 404, "does not exist"),
-        (json.dumps(body_of(messages=[{"role": "user", "content": "x" * 9_000}])).encode(), 400, "context length"),
+        (json.dumps(body_of(messages=[{"role": "user", "content": "x" * 11_000}])).encode(), 400, "context length"),
     ],
 )
 def test_bad_requests_are_refused_before_any_stream(
@@ -265,7 +266,7 @@ def test_the_log_agrees_with_a_simple_client(emulator: EmulatorProcess) -> None:
 
 @pytest.mark.parametrize(
     ("characters", "steps", "reason"),
-    [(400, 1, "one chunk"), (8_000, 2, "2,008 tokens in chunks of 1,500"), (16_000, 3, "and 4,008")],
+    [(500, 1, "one chunk"), (10_000, 2, "2,008 tokens in chunks of 1,500"), (20_000, 3, "and 4,008")],
 )
 def test_ttft_is_the_equations_to_the_nanosecond(characters: int, steps: int, reason: str, tmp_path: Path) -> None:
     """Write time minus its own lateness is the model's time: n steps of 3.5 ms, and 0.05 ms per prompt token."""
@@ -274,7 +275,7 @@ def test_ttft_is_the_equations_to_the_nanosecond(characters: int, steps: int, re
     with EmulatorProcess(*options, *budget, log=tmp_path / "log") as process:
         post(process.port, body_of(messages=[{"role": "user", "content": "x" * characters}]))
         (row,) = process.truth()
-    tokens = characters // 4 + 8
+    tokens = characters // ASCII_PER_TOKEN + 8
     assert row["prompt_tokens"] == tokens and row["late_ns"] >= 0
     model_ns = row["first_token_ns"] - row["late_ns"] - row["received_ns"]
     assert model_ns == steps * 3_500_000 + tokens * 50_000, reason
@@ -318,7 +319,7 @@ def test_st_03_several_tokens_per_chunk() -> None:
         _, body = post(process.port, body_of())
         _, single = post(process.port, body_of(stream=False))
     events = payloads(body)
-    assert [len(piece) for piece in contents(events)] == [4, 16, 16, 16, 16]
+    assert [len(piece) for piece in contents(events)] == [5, 20, 20, 20, 20]
     assert json.loads(events[-2])["usage"]["completion_tokens"] == 17
     assert json.loads(single)["choices"][0]["message"]["content"] == "".join(contents(events))
 
@@ -472,11 +473,15 @@ def test_the_command_prints_one_line_and_takes_a_free_port() -> None:
         (("--preset", "huge"), "huge"),
         (("--kv-blocks", "10"), "can't hold one sequence"),
         (("--fault", "explode"), "there is no 'explode'"),
-        (("--output-tokens", "0"), "output tokens"),
+        (("--output-tokens", "-1"), "--output-tokens is -1; it must be from 1 to 1,000,000,000"),
+        (("--noise", "nan"), "--noise is nan; it must be from 0 to 3"),
+        (("--noise", "1e300"), "--noise is 1e+300; it must be from 0 to 3"),
+        (("--step-base-ms", "inf"), "--step-base-ms is inf; it must be from 0 to 3,600,000"),
+        (("--idle-timeout", "nan"), "--idle-timeout is nan; it must be from 0.001 to 86,400"),
+        (("--prefill-rate", "nan"), "--prefill-rate is nan; it must be from 0.001 to 1,000,000,000"),
         (("--port", "70000"), "70000"),
-        (("--log", "/nonexistent/truth.jsonl"), "/nonexistent/truth.jsonl: can't be written"),
+        (("--log", "/dev/null/truth.jsonl"), "/dev/null/truth.jsonl: can't be written"),
         (("--host", "192.0.2.1"), "192.0.2.1"),
-        (("--prefill-rate", "nan"), "prefill_tokens_per_s"),
     ],
 )
 def test_what_can_not_be_started_is_said_in_one_message(options: tuple[str, ...], says: str) -> None:

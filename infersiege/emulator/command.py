@@ -14,8 +14,9 @@ from typing import Any
 
 import click
 
+from infersiege.emulator.bounds import require
 from infersiege.emulator.faults import Fault, parse_fault
-from infersiege.emulator.model import PRESETS, EngineSpec
+from infersiege.emulator.model import LONGEST_STEP_MS, PRESETS, EngineSpec
 from infersiege.emulator.server import EmulatorServer, new_event_loop
 from infersiege.emulator.settings import EmulatorSettings
 
@@ -65,6 +66,7 @@ def _spec(preset: str, values: dict[str, Any]) -> EngineSpec:
             changes[name] = values[option]
     for option, name in (("step_base_ms", "step_base_ns"), ("step_per_sequence_ms", "step_per_sequence_ns")):
         if values[option] is not None:
+            require("--" + option.replace("_", "-"), values[option], 0, LONGEST_STEP_MS)
             changes[name] = round(values[option] * _MS)
     return replace(PRESETS[preset], seed=values["seed"], prefix_caching=values["prefix_caching"], **changes)
 

@@ -16,7 +16,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from infersiege.emulator.blocks import BlockPool
+from infersiege.emulator.bounds import require
 from infersiege.errors import UsageError
+
+LONGEST_STEP_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +43,21 @@ class EngineSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("prefill_tokens_per_s", "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"emulator: {name} is {getattr(self, name)}, it must be above 0")
-        if self.step_base_ns < 0 or self.step_per_sequence_ns < 0 or self.noise < 0:
-            raise UsageError("emulator: step times and noise can't be negative")
+        for option, value, least, most in (
+            ("--prefill-rate", self.prefill_tokens_per_s, 0.001, 1_000_000_000),
+            ("--step-base-ms", self.step_base_ns / 1e6, 0, LONGEST_STEP_MS),
+            ("--step-per-sequence-ms", self.step_per_sequence_ns / 1e6, 0, LONGEST_STEP_MS),
+            ("--max-num-seqs", self.max_num_seqs, 1, 1_000_000),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 1_000_000_000),
+            ("--kv-blocks", self.kv_blocks, 1, 1_000_000_000),
+            ("block_size", self.block_size, 1, 1_000_000),
+            ("--max-model-len", self.max_model_len, 2, 1_000_000_000),
+            ("--max-queue", self.max_queue, 0, 1_000_000_000),
+            ("--noise", self.noise, 0, 3),
+        ):
+            require(option, value, least, most)
         if self.step_base_ns + self.step_per_sequence_ns <= 0:
             raise UsageError("emulator: a decode step must take time", hint="set --step-base-ms above 0")
-        if self.max_queue is not None and self.max_queue < 0:
-            raise UsageError(f"emulator: max_queue is {self.max_queue}, it can't be negative")
-        if self.max_model_len < 2:
-            raise UsageError(f"emulator: max_model_len is {self.max_model_len}, it must hold a prompt and a token")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UsageError(
                 f"emulator: {self.max_num_batched_tokens} tokens per step can't serve {self.max_num_seqs} sequences",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infersiege.emulator.bounds import require
 from infersiege.emulator.faults import Fault
 from infersiege.emulator.model import EngineSpec
 from infersiege.errors import UsageError
@@ -48,21 +49,20 @@ class EmulatorSettings:
     log_tokens: bool = False
 
     def __post_init__(self) -> None:
-        faults = {
-            "tokens per chunk": self.tokens_per_chunk < 1,
-            "output tokens": self.output_tokens is not None and self.output_tokens < 1,
-            "output median": self.output_median < 1,
-            "output sigma": self.output_sigma < 0,
-            "tool share": not 0 <= self.tool_share <= 1,
-            "keep-alive interval": self.keepalive_interval_s is not None and self.keepalive_interval_s <= 0,
-            "idle timeout": self.idle_timeout_s is not None and self.idle_timeout_s <= 0,
-            "fault every": self.fault_every < 1,
-            "port": not 0 <= self.port <= 65_535,
-            "model": not self.model,
-        }
-        wrong = [name for name, is_wrong in faults.items() if is_wrong]
-        if wrong:
-            raise UsageError(f"emulator: out of range: {', '.join(wrong)}", hint="see infersiege emulate --help")
+        for option, value, least, most in (
+            ("--port", self.port, 0, 65_535),
+            ("--tokens-per-chunk", self.tokens_per_chunk, 1, 1_000_000),
+            ("--output-tokens", self.output_tokens, 1, 1_000_000_000),
+            ("--output-median", self.output_median, 1, 1_000_000_000),
+            ("output_sigma", self.output_sigma, 0, 3),
+            ("--tool-share", self.tool_share, 0, 1),
+            ("--keepalive-interval", self.keepalive_interval_s, 0.001, 86_400),
+            ("--idle-timeout", self.idle_timeout_s, 0.001, 86_400),
+            ("--fault-every", self.fault_every, 1, 1_000_000_000),
+        ):
+            require(option, value, least, most)
+        if not self.model:
+            raise UsageError("emulator: --model is empty", hint="see infersiege emulate --help")
 
     def fault_of(self, number: int) -> Fault | None:
         """The fault that the command line gives to the chat request with this number, counted from 1."""
