@@ -332,3 +332,64 @@ def test_full_disk_loses_no_record(siege: Siege, emulator: EmulatorProcess, smal
     check_conserved(moved)
     truth = {row["request_id"] for row in emulator.truth()}
     assert len(truth - {turn.request_id for turn in moved.turns}) == 1, "only the preflight's request has no record"
+
+
+def test_a_closed_terminal_ends_the_run_as_ctrl_c_does(siege: Siege, emulator: EmulatorProcess) -> None:
+    running = siege.start(plan_text(emulator.base_url, load=AT_ONCE, run='duration = "60s"'))
+    running.until('"outcome":"ok"')
+    running.process.send_signal(signal.SIGHUP)
+    ran = running.wait(within_s=20)
+    assert ran.code == 130, ran.out
+    check_conserved(ran)
+    assert siege.spools() == []
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(siege: Siege, emulator: EmulatorProcess) -> None:
+    """`infersiege run … | head -1`: the records and the exit code are those of the run."""
+    plan = siege.folder / "piped.toml"
+    plan.write_text(plan_text(emulator.base_url, load=AT_ONCE), encoding="utf-8")
+    out = siege.folder / "piped"
+    command = f'"{sys.executable}" -m infersiege run "{plan}" --out "{out}" | head -1; exit "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(
+        ["bash", "-c", command], env=siege.environment, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (out / "report.html").exists()
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_load(siege: Siege, number: int) -> None:
+    """While it waits for a target that is not there: one word, code 130, no directory."""
+    running = siege.start(plan_text("http://127.0.0.1:9/v1"), "--wait-for-target", "30")
+    time.sleep(3)
+    running.process.send_signal(number)
+    ran = running.wait(within_s=10)
+    assert ran.code == 130, ran.out
+    assert ran.out.strip().splitlines()[-1] == "interrupted", ran.out
+    assert "KeyboardInterrupt" not in ran.out
+    assert not ran.path.exists()
+
+
+def test_cl_08_a_key_that_the_server_echoes_is_in_no_file(siege: Siege) -> None:
+    key = "sk-test-1234567890abcdef"
+    siege.environment["TEST_KEY"] = key
+    with EmulatorProcess("--fault", "echo_key=1", "--fault-every", "2", api_key=key) as emulator:
+        text = plan_text(emulator.base_url, load=AT_ONCE, channel='api_key_env = "TEST_KEY"')
+        ran = siege.run(text)
+    assert ran.turns
+    assert key not in ran.out
+    for path in ran.path.rglob("*"):
+        if path.is_file():
+            assert key.encode() not in path.read_bytes(), path
+
+
+def test_a_spool_that_can_not_be_written_is_named(siege: Siege, emulator: EmulatorProcess) -> None:
+    blocked = siege.folder / "a-file"
+    blocked.write_text("", encoding="utf-8")
+    siege.environment["INFERSIEGE_SPOOL"] = str(blocked)
+    ran = siege.run(plan_text(emulator.base_url, load=AT_ONCE))
+    assert ran.code == 2, ran.out
+    assert "INFERSIEGE_SPOOL" in ran.out
+    assert "Traceback" not in ran.out
+    assert not ran.path.exists()

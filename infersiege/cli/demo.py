@@ -24,19 +24,19 @@ def demo(out: Path | None, duration: str, workers: int) -> None:
     from infersiege.swarm.patching import patch
 
     patch()
-    from rich.console import Console
-
     from infersiege.emulator.process import EmulatorProcess
     from infersiege.plan.load import load_plan
-    from infersiege.swarm.run import RunOptions, run_plan
+    from infersiege.swarm.interrupts import Interrupts
+    from infersiege.swarm.run import RunOptions, SteadyConsole, run_plan
 
-    console = Console()
+    interrupts = Interrupts()
+    console = SteadyConsole()
     with EmulatorProcess(*EMULATOR) as emulator:
         overrides = (f"channel.emulator.base_url={emulator.base_url}", f"run.duration={duration}")
         plan = load_plan(PLAN, overrides, os.environ)
         options = RunOptions(
             out=out, workers=workers, expect_workers=None, bind=("127.0.0.1", 0), wait_for_target_ns=0, gated=True
         )
-        result = run_plan(plan, options, console, os.environ)
+        result = run_plan(plan, options, console, os.environ, interrupts)
     console.print("next: start your engine and run one of examples/plans/*.toml", highlight=False)
     sys.exit(result.summary.exit_code)

@@ -53,13 +53,13 @@ def run(
     from infersiege.swarm.patching import patch
 
     patch()
-    from rich.console import Console
-
     from infersiege.plan.load import load_plan
     from infersiege.swarm.dry import dry_run as show_plan
-    from infersiege.swarm.run import RunOptions, run_plan
+    from infersiege.swarm.interrupts import Interrupts
+    from infersiege.swarm.run import RunOptions, SteadyConsole, run_plan
 
-    console = Console()
+    interrupts = Interrupts()
+    console = SteadyConsole()
     loaded = load_plan(plan, overrides, os.environ)
     if dry_run:
         show_plan(loaded, console)
@@ -72,4 +72,4 @@ def run(
         wait_for_target_ns=int(wait_for_target * 1e9),
         gated=gated,
     )
-    sys.exit(run_plan(loaded, options, console, os.environ).summary.exit_code)
+    sys.exit(run_plan(loaded, options, console, os.environ, interrupts).summary.exit_code)

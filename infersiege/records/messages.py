@@ -134,9 +134,13 @@ class Bye(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     planned_turns: int
     sessions_started: dict[str, int]
-    """By scenario."""
+    """By workload_key: scenario and channel."""
     hub_lag_p99_ns: int | None
     cpu_share_max: float | None
     exit_reason: str
+    spool_error: str | None
+    """Why its records could not be kept on its own disk as well; None: they were."""
+    fault: str | None
+    """The first exception of ours outside a turn; None: there was none."""
     clock_offset_ns: int
     """As measured at the end; beside the one at the start it tells the drift."""

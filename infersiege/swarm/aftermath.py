@@ -72,8 +72,8 @@ def final_facts(
         planned_turns=lost.planned_turns + sum(bye.planned_turns for bye in farewells),
         traces=source.accounts(started),
         workers=worker_summaries(result),
-        invalid=(*invalid, *_unplayed(plan, result, sum(started.values()))),
-        warnings=(*file.warnings, *_drifts(result)),
+        invalid=(*invalid, *_faults(result), *_unplayed(plan, result, sum(started.values()))),
+        warnings=(*file.warnings, *_drifts(result), *_spools(result)),
     )
 
 
@@ -84,6 +84,14 @@ def sessions_started(result: MasterResult, lost: LostShare) -> dict[str, int]:
         for scenario, count in (worker.bye.sessions_started if worker.bye else {}).items():
             started[scenario] = started.get(scenario, 0) + count
     return started
+
+
+def _faults(result: MasterResult) -> list[str]:
+    return [
+        f"a fault of infersiege on {worker.name}: {worker.bye.fault}; please report it"
+        for worker in result.fleet.workers.values()
+        if worker.bye is not None and worker.bye.fault is not None
+    ]
 
 
 def _unplayed(plan: Plan, result: MasterResult, started: int) -> list[str]:
@@ -108,6 +116,14 @@ def _drifts(result: MasterResult) -> list[str]:
                 f"the clock of {worker.name} drifted by {drift_ns / 1e6:.0f} ms against the master's during the run"
             )
     return drifts
+
+
+def _spools(result: MasterResult) -> list[str]:
+    return [
+        f"{worker.name} could not keep its records on its own disk ({worker.bye.spool_error})"
+        for worker in result.fleet.workers.values()
+        if worker.bye is not None and worker.bye.spool_error is not None
+    ]
 
 
 def worker_summaries(result: MasterResult) -> tuple[WorkerSummary, ...]:

@@ -37,6 +37,8 @@ class OpenSession:
     """First turn that has no record yet."""
     started: bool = False
     """next_turn is on its way."""
+    attempt_ns: int | None = None
+    """Since when (epoch ns), if it is."""
 
     def open_turn(self, phase: Phase) -> OpenTurn:
         return OpenTurn(
@@ -106,7 +108,7 @@ class Ledger:
 
     def start(self, session: OpenSession, request_id: str, attempt_ns: int) -> None:
         """The next turn is about to be sent."""
-        session.started = True
+        session.started, session.attempt_ns = True, attempt_ns
         self.spool.journal(
             JournalLine(
                 session_id=session.session_id,
@@ -127,7 +129,7 @@ class Ledger:
         self.spool.add(record)
         self.closed_turns += 1
         session.next_turn += 1
-        session.started = False
+        session.started, session.attempt_ns = False, None
         if session.next_turn >= session.turns:
             self.open.pop(session.session_id, None)
         for listener in self.listeners:
@@ -154,6 +156,7 @@ class Ledger:
             reason=reason,
             detail=detail,
             turn=session.next_turn,
+            attempt_ns=session.attempt_ns,
         )
 
 

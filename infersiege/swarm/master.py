@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
+import msgspec
 from locust.exception import RPCError
 
 from infersiege.errors import InfersiegeError, RunInvalidError, UsageError
@@ -294,6 +295,7 @@ class Master:
         worker = self.fleet.seen(node_id)
         if worker is None or self._settled:
             return  # Its turns were accounted for as lost: what comes now stays in its spool.
+        segment = msgspec.structs.replace(segment, worker=worker.name)  # whatever it calls itself
         try:
             self.intake.take(segment, lambda: messages.send(self._runner, Ack(sequence=segment.sequence), node_id))
         except zlib.error as error:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
-import gevent
 import msgspec
 from rich.console import Console
 
@@ -30,13 +29,15 @@ from infersiege.swarm.aftermath import LostShare, final_facts, stage_facts
 from infersiege.swarm.door import Terms
 from infersiege.swarm.ending import MasterOptions, MasterResult
 from infersiege.swarm.fleet import WorkerState
+from infersiege.swarm.interrupts import Interrupts
 from infersiege.swarm.ledger import ChannelLabels
 from infersiege.swarm.losses import Loss, LossAccount, describe
 from infersiege.swarm.master import Master
 from infersiege.swarm.rpc import SECRET_VARIABLE, install
 from infersiege.swarm.source import SessionSource
+from infersiege.swarm.spool import remove_spool
 from infersiege.swarm.timeline import STAGE
-from infersiege.swarm.versions import all_versions, host_facts, versions
+from infersiege.swarm.versions import all_versions, boot_id, host_facts, versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,9 @@ class RunResult:
     summary: Summary
 
 
-def run_plan(plan: Plan, options: RunOptions, console: Console, environ: Mapping[str, str]) -> RunResult:
+def run_plan(
+    plan: Plan, options: RunOptions, console: Console, environ: Mapping[str, str], interrupts: Interrupts
+) -> RunResult:
     """Make one run. Returns with a complete run directory however the load went.
 
     Raises InfersiegeError for what is wrong before any load: plan, options, trace, target, directory, workers.
@@ -72,11 +75,37 @@ def run_plan(plan: Plan, options: RunOptions, console: Console, environ: Mapping
     source = SessionSource(plan, place=0, members=1)
     for warning in source.warnings():
         console.print(f"warning: {warning}", highlight=False, markup=False)
-    channels = preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns)
+    # Before the target is asked anything: a directory that can't be written is a mistake that costs no request.
+    run = RunDirectory.create(options.out, name=plan.run.name or "run", now_ns=now_ns)
+    try:
+        channels = preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns)
+    except BaseException:
+        discard(run)
+        raise
     for name, facts in channels.items():
         console.print(f"{name}: {facts.url} ({facts.engine}, model {facts.model})", highlight=False, markup=False)
-    run = RunDirectory.create(options.out, name=plan.run.name or "run", now_ns=now_ns)
-    return Campaign(plan, source, channels, fleet, run, console).execute(gated=options.gated)
+    return Campaign(plan, source, channels, fleet, run, console, interrupts).execute(gated=options.gated)
+
+
+def discard(run: RunDirectory) -> None:
+    """A run that never began is no run: nothing of it stays in the way of the next one."""
+    run.close()
+    shutil.rmtree(run.path, ignore_errors=True)
+
+
+class SteadyConsole(Console):
+    """A console that may go away: the reader of a pipe, a closed terminal. The run goes on without it."""
+
+    def on_broken_pipe(self) -> None:
+        """rich would end the process here."""
+        self.quiet = True
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich's, but an output that is gone is no error."""
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self.quiet = True
 
 
 def fleet_options(plan: Plan, options: RunOptions, environ: Mapping[str, str]) -> MasterOptions:
@@ -117,12 +146,14 @@ class Campaign:
         options: MasterOptions,
         run: RunDirectory,
         console: Console,
+        interrupts: Interrupts,
     ) -> None:
         self._plan = plan
         self._source = source
         self._options = options
         self._run = run
         self._console = console
+        self._interrupts = interrupts
         self._lost = LostShare({})
         self._file = PlanFile(
             run_id=secrets.token_hex(6),
@@ -154,8 +185,7 @@ class Campaign:
         install(self._options.secret.encode())
         with LiveView(self._console, emulated=emulated) as view:
             master = Master(self._plan, self._run, terms=self._terms, options=self._options, view=view)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                gevent.signal_handler(number, master.interrupt)
+            self._interrupts.on_signal = master.interrupt
             accounts = LossAccount(master.intake, run_id=self._file.run_id, channels=self._labels())
             try:
                 result = master.execute(self._begun, lambda worker: self._settle(worker, master, accounts))
@@ -174,12 +204,11 @@ class Campaign:
     def _leave_no_trace(self, error: InfersiegeError) -> None:
         """A run that never began is no run: its directory goes, its workers' logs go where they can be read."""
         logs = self._run.path / "logs"
-        self._run.close()
         if logs.is_dir() and any(log.stat().st_size for log in logs.iterdir()):
             kept = Path(tempfile.mkdtemp(prefix="infersiege-logs-"))
             shutil.move(logs, kept)
             error.hint = f"{error.hint}; the workers' logs are in {kept}" if error.hint else f"see the logs in {kept}"
-        shutil.rmtree(self._run.path, ignore_errors=True)
+        discard(self._run)
 
     def _settle(self, worker: WorkerState, master: Master, accounts: LossAccount) -> None:
         loss: Loss | InfersiegeError
@@ -256,9 +285,13 @@ class Campaign:
 def rescued(result: MasterResult, error: InfersiegeError) -> RunDirectory:
     """The run, moved to the temporary directory. Raises RunInvalidError where that has no room either."""
     try:
-        return result.intake.rescue()
+        moved = result.intake.rescue()
     except OSError as full:
         raise RunInvalidError(
-            f"{error}; nor could the run be copied to {tempfile.gettempdir()}: {full.strerror}",
+            f"{error}; nor could the run be copied to {tempfile.gettempdir()}: {full.strerror or full}",
             hint="free some space; what was written is in the run directory, the rest in the workers' spools",
         ) from None
+    for worker in result.fleet.workers.values():
+        if worker.hello.boot_id == boot_id():
+            remove_spool(Path(worker.hello.spool_dir))
+    return moved

@@ -24,10 +24,13 @@ class SessionUser(User):
 
     @task
     def play(self) -> None:
-        if self.prepared is not None:
-            self.share.play(self.prepared, self.due_ns)
-        else:
-            self.share.play_closed(self.due_ns)
+        try:
+            if self.prepared is not None:
+                self.share.play(self.prepared, self.due_ns)
+            else:
+                self.share.play_closed(self.due_ns)
+        except Exception as error:  # noqa: BLE001 - Locust would only log it, and call this task again
+            self.share.failed(error)
         raise StopUser
 
 
@@ -40,7 +43,10 @@ class Director(User):
     def direct(self) -> None:
         share = self.environment.share
         if share is not None:
-            share.direct(self._start)
+            try:
+                share.direct(self._start)
+            except Exception as error:  # noqa: BLE001 - as above
+                share.failed(error)
         raise StopUser
 
     def _start(self, due_ns: int, prepared: PreparedSession | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,12 +25,36 @@ from infersiege.swarm.timeline import STAGE, Timeline
 from infersiege.swarm.turns import Route, TurnPlayer, deadlines_of, sampling_fields
 from infersiege.wire.transport import Client, DecoderLoop, Endpoint, StampClock
 
+log = logging.getLogger("infersiege.swarm.share")
+
 EARLY_NS = 50_000_000
 """How long before its arrival is due a session is set up: its text is written and its request built by then."""
 
-RECONNECT_NS = 100_000_000
-"""Pause of a closed-loop user whose request did not reach the server."""
-NOT_REACHED = (ErrorClass.CONNECT, ErrorClass.CLIENT_RESOURCE, ErrorClass.TLS)
+REFUSED_PAUSE_NS = 100_000_000
+"""Pause of a closed-loop user whose request was refused: it would hammer a dead port, or a key's limit."""
+LONGEST_PAUSE_NS = 60_000_000_000
+"""Most that a Retry-After is followed."""
+REFUSED = frozenset(
+    {
+        ErrorClass.CONNECT,
+        ErrorClass.CLIENT_RESOURCE,
+        ErrorClass.TLS,
+        ErrorClass.AUTH,
+        ErrorClass.NOT_FOUND,
+        ErrorClass.RATE_LIMIT,
+        ErrorClass.OVERLOAD,
+    }
+)
+
+
+def pause_after(last: TurnRecord | None) -> int:
+    """How long (ns) a closed-loop user waits before its next session; 0 unless its last request was refused."""
+    if last is None:
+        return REFUSED_PAUSE_NS
+    if last.error_class not in REFUSED:
+        return 0
+    return max(REFUSED_PAUSE_NS, min(last.retry_after_ns or 0, LONGEST_PAUSE_NS))
+
 
 Start = Callable[[int, PreparedSession | None], Any]
 """Starts a Locust user: (due of its first turn, its session or None for a closed loop)."""
@@ -74,6 +99,14 @@ class WorkerShare:
         self._exhausted = False
         self._playing = 0
         self._directed = False
+        self.fault: str | None = None
+        """The first exception of ours outside a turn."""
+
+    def failed(self, error: Exception) -> None:
+        """A fault of ours outside a turn: what is open goes on, nothing more is started by whoever had it."""
+        log.error("worker", exc_info=error)
+        self.fault = self.fault or f"{type(error).__name__}: {error}"[:300]
+        self._exhausted = True
 
     def begin(self) -> None:
         """The master said go: the time axis is fixed."""
@@ -180,9 +213,7 @@ class WorkerShare:
                 if name not in clients:
                     clients[name] = self._new_client(prepared.route)
                 last = self._player.play(prepared, clients[name], due_ns)
-                if last is None or last.error_class in NOT_REACHED:
-                    # Nothing was there to wait for: without a pause this user would spin on a dead port.
-                    self._control.wait_until(time.monotonic_ns() + RECONNECT_NS)
+                self._control.wait_until(time.monotonic_ns() + pause_after(last))
                 due_ns = time.monotonic_ns()
         finally:
             self._playing -= 1

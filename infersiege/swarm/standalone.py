@@ -28,7 +28,7 @@ from infersiege.schedule import Ticket
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import Ledger, OpenSession
 from infersiege.swarm.player import PreparedSession, SessionPlayer
-from infersiege.swarm.share import NOT_REACHED, RECONNECT_NS, route_of
+from infersiege.swarm.share import pause_after, route_of
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import JournalLine
 from infersiege.swarm.turns import Route, TurnPlayer
@@ -125,9 +125,7 @@ class LocustRun:
         self._ledger.take(opened)
         prepared = PreparedSession(opened, conversation, part.route, part.workload.context_limit)
         last = self._player.play(prepared, client, due_ns)
-        if last is None or last.error_class in NOT_REACHED:
-            # Nothing was there to wait for: without a pause this user would spin on a dead port.
-            self._control.wait_until(time.monotonic_ns() + RECONNECT_NS)
+        self._control.wait_until(time.monotonic_ns() + pause_after(last))
 
     def _fire(self, record: TurnRecord) -> None:
         """Rows of Locust's table: `chat` is the whole answer, failures included; TTFT and TPOT stand beside it."""

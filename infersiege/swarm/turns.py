@@ -9,8 +9,9 @@ from typing import Any
 
 from infersiege.channels.answer import Answer
 from infersiege.channels.dialect import Decoded, Dialect
-from infersiege.channels.outcome import Conclusion, account_tokens, conclude, decode_body
+from infersiege.channels.outcome import GOOD_FINISH, Conclusion, account_tokens, conclude, decode_body
 from infersiege.channels.profiles import Profile
+from infersiege.channels.redaction import Secrets, one_line
 from infersiege.plan.schema import Channel, Sampling
 from infersiege.records import Outcome, Reason, TurnRecord
 from infersiege.swarm.ledger import ChannelLabels, Ledger, OpenSession, request_id_of
@@ -18,6 +19,7 @@ from infersiege.traces.conversation import PreparedTurn
 from infersiege.wire.exchange import Deadlines, ExchangeResult, Fault, Request
 from infersiege.wire.transport import Client, Endpoint, Exchange
 
+SAID_LENGTH = 120
 EMULATED_HEADER = "x-infersiege-emulated"
 
 
@@ -171,7 +173,7 @@ class TurnPlayer:
             **self._labels(session, turn, route, request_id),
             **self._times(answer, result, conclusion),
             **account_tokens(decoded, answer.chunks)._asdict(),
-            model_answered=decoded.model if decoded else None,
+            model_answered=_said(decoded.model if decoded else None, route.labels.model, route),
             replica=result.peer,
             reused_connection=result.reused_connection,
             attempts=result.attempts,
@@ -180,7 +182,7 @@ class TurnPlayer:
             chunks_by_second=answer.chunks_by_second,
             gaps=answer.gaps,
             keepalives=answer.keepalives,
-            finish_reason=conclusion.finish_reason,
+            finish_reason=_said(conclusion.finish_reason, "stop", route),
             outcome=conclusion.outcome,
             reason=reason() if conclusion.outcome is Outcome.CANCELLED else None,
             error_class=conclusion.error_class,
@@ -241,3 +243,10 @@ class TurnPlayer:
 
     def _epoch(self, monotonic_ns: int | None) -> int | None:
         return None if monotonic_ns is None else monotonic_ns + self.offset_ns
+
+
+def _said(text: str | None, usual: str, route: Route) -> str | None:
+    """A word of the server, fit to be kept: without secrets, short, on one line. `usual` needs no look."""
+    if text is None or text == usual or text in GOOD_FINISH:
+        return text
+    return one_line(Secrets(route.secrets).scrub(text))[:SAID_LENGTH]

@@ -21,7 +21,7 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from infersiege.errors import ExitCode, InfersiegeError, InternalError
+from infersiege.errors import ExitCode, InfersiegeError, InternalError, UsageError
 from infersiege.plan.load import plan_from_json
 from infersiege.records import (
     Ack,
@@ -178,7 +178,13 @@ class Worker:
         assignment = self._assignment
         if assignment is None:
             raise InternalError("the master did not answer our hello", hint="is it another version of infersiege?")
-        self._spool = Spool(spool_directory, self.name)
+        try:
+            self._spool = Spool(spool_directory, self.name)
+        except OSError as error:
+            raise UsageError(
+                f"{spool_root}: no place for the records that are on their way: {error.strerror}",
+                hint="the environment variable INFERSIEGE_SPOOL, or else TMPDIR, names a directory that can be written",
+            ) from None
         self._measure_clock(assignment)
         offset_ns = assignment.offset_ns + self._clock_offset_ns
         share = WorkerShare(
@@ -334,6 +340,8 @@ class Worker:
             hub_lag_p99_ns=self._health.hub_lag_p99_ns,
             cpu_share_max=self._health.cpu_share_max,
             exit_reason=self._exit_reason,
+            spool_error=spool.disk_error,
+            fault=share.fault,
             clock_offset_ns=self._clock.offset_ns if self._clock.answers else 0,
         )
         messages.send(self._runner, bye)
