@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _socket
 import errno
 import gc
 import json
 import os
 import resource
+import socket
 import ssl
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from infersiege.channels.answer import Answer
 from infersiege.channels.openai_chat import OpenAIChat
 from infersiege.errors import UsageError
 from infersiege.records import ErrorClass, StampSource
+from infersiege.wire.clock import ANCILLARY_BYTES, SO_TIMESTAMPNS
 from infersiege.wire.exchange import Deadlines, ExchangeResult, Request
 from infersiege.wire.transport import Client, DecoderLoop, Endpoint, Exchange, StampClock
 
@@ -87,10 +90,27 @@ class Rig:
 
 @pytest.fixture(scope="module", autouse=True)
 def kernel_stamps() -> Iterator[None]:
-    """Stamping stays on between tests. The kernel switches it on some time after a first socket asks, by a work queue:
-    as good as at once in a run, which asks long before its first request, but not here on a busy machine."""
+    """Stamping is on before the first test, and stays on between them.
+
+    The kernel switches it on some time after a first socket asks, by a work queue: as good as at once in a run, which
+    asks long before its first request, but not here on a busy machine.
+    """
     clock = StampClock()
-    stall(0.05)
+    listener = _socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    receiver = _socket.socket()
+    receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    receiver.connect(listener.getsockname())
+    accepted = _socket.socket(fileno=listener._accept()[0])
+    end_ns = time.monotonic_ns() + 20 * SECOND
+    while time.monotonic_ns() < end_ns:
+        accepted.send(b"x")
+        if receiver.recvmsg(1, ANCILLARY_BYTES)[1]:
+            break
+        stall(0.01)
+    for sock in (listener, receiver, accepted):
+        sock.close()
     yield
     clock.close()
 
@@ -929,6 +949,55 @@ def test_the_clock_is_not_taken_for_stepped_when_we_are_only_late(rig: Rig) -> N
         result = exchange.wait()
     assert (result.clock_step, rig.clock.steps, result.stamp_source) == (False, 0, StampSource.KERNEL)
     assert answer.chunks == 21
+
+
+def test_a_stamp_from_before_an_empty_read_is_a_packet_that_waited(rig: Rig) -> None:
+    """The kernel stamps a packet before it queues it: on a busy machine a read in between finds the socket empty.
+
+    Such a read is told of here, since when it happens can't be arranged; the clock itself shows no step.
+    """
+    with Server(once(lambda peer: peer.send(GOOD))) as server:
+        answer, exchange = rig.start(rig.client(server.url))
+        while exchange._connection is None or exchange._connection.sent_end_ns is None:
+            gevent.sleep(0)
+        stall(0.05)  # the whole answer waits in the socket
+        exchange._connection._empty_ns = told_ns = time.monotonic_ns()
+        result = exchange.wait()
+    assert (result.clock_step, rig.clock.steps, result.stamp_source) == (False, 0, StampSource.KERNEL)
+    assert result.sent_ns <= answer.first_token_ns < told_ns  # type: ignore[operator]
+
+
+def blast(size: int) -> bytes:
+    """A streamed answer of about `size` bytes: more than one read takes, many times over."""
+    events = chunked(text("x" * 200) * 50)
+    return STREAM_HEAD + events * (size // len(events) + 1) + chunked(DONE) + b"0\r\n\r\n"
+
+
+TOO_MUCH = [
+    (whole(b"x" * 2_000_000, "500 Oops", kind="text/plain"), "an error body of 2 MB"),
+    (STREAM_HEAD + chunked(b"data: " + b"x" * 2_000_000), "one line without end"),
+    (blast(4_000_000), "a stream faster than it is read"),
+]
+
+
+@pytest.mark.parametrize(("response", "why"), TOO_MUCH, ids=[why for _, why in TOO_MUCH])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_more_than_a_read_takes_is_no_stepped_clock(
+    rig: Rig, response: bytes, why: str, scheme: str, request: pytest.FixtureRequest
+) -> None:
+    """A read that filled its buffer leaves bytes behind that arrived before it: their stamps are older than it is."""
+    tls = scheme == "https"
+    folder = request.getfixturevalue("certificate") if tls else None
+    with Server(once(lambda peer: peer.send(response)), server_context(folder) if tls else None) as server:
+        client = rig.client(server.url, ca=str(folder / "cert.pem")) if tls else rig.client(server.url)
+        answer, exchange = rig.start(client)
+        for _ in range(20):  # the buffers of both sides fill up while nobody reads
+            gevent.sleep(0.001)
+            stall(0.005)
+        result = exchange.wait()
+    assert result.bytes_in > 1_900_000, why
+    assert (result.clock_step, rig.clock.steps, result.stamp_source) == (False, 0, StampSource.KERNEL), why
+    assert answer.coalesced == answer.chunks, "so many events at a time have no gaps of their own"
 
 
 # -------------------------------------------------------------------------------------------------------------- TLS

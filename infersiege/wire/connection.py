@@ -14,7 +14,7 @@ import socket
 import struct
 from typing import Any, Protocol
 
-from infersiege.wire.buffers import ReadBuffer
+from infersiege.wire.buffers import READ_BYTES, ReadBuffer
 from infersiege.wire.clock import (
     ANCILLARY_BYTES,
     SO_TIMESTAMPNS,
@@ -67,8 +67,8 @@ class Connection:
     """
 
     __slots__ = (
-        "_addresses", "_clock", "_empty_ns", "_endpoint", "_loop", "_out", "_poll", "_reader", "_recvmsg_into",
-        "_segments", "_sock", "_started_ns", "_vector", "_view", "_writer", "address", "bytes_in", "bytes_out",
+        "_addresses", "_clock", "_drained", "_empty_ns", "_endpoint", "_loop", "_out", "_poll", "_reader",
+        "_recvmsg_into", "_segments", "_sock", "_started_ns", "_vector", "_view", "_writer", "address", "bytes_in", "bytes_out",
         "closed", "connect_duration_ns", "owner", "peer", "sent_end_ns", "sent_ns", "shaken", "stepped",
         "tls_duration_ns", "user_reads",
     )  # fmt: skip
@@ -96,6 +96,8 @@ class Connection:
         self._out: memoryview | None = None
         self._segments: int | None = None
         self._empty_ns = 0
+        self._drained = True
+        """Whether the last read took all there was."""
         self._forget()
 
     def _forget(self) -> None:
@@ -201,7 +203,7 @@ class Connection:
         """Start one exchange: send all of `payload`, and read from now on, before all of it is sent."""
         self.owner = owner
         self._forget()
-        self._empty_ns = monotonic_ns()
+        self._empty_ns, self._drained = monotonic_ns(), True
         self._segments = self._data_segments() if self._poll is not None else None
         self._reader.start(self._on_readable)
         self._out = memoryview(self._sealed(payload))
@@ -256,9 +258,10 @@ class Connection:
                 if not self._empty_ns - TOLERANCE_NS <= stamp_ns <= before_ns:
                     stamp_ns = self._believed(stamp_ns, self._empty_ns, monotonic_ns())
             else:
-                self.user_reads += 1
+                self.user_reads += count > 0  # the end of the connection has no stamp and needs none
                 stamp_ns = monotonic_ns()
-            self._empty_ns = before_ns
+            if count < READ_BYTES:  # a full buffer may have left bytes behind, which came before this read
+                self._empty_ns = before_ns
             if count:
                 self.bytes_in += count
                 self.owner.received(self._view[:count], stamp_ns, stamp_ns)  # type: ignore[union-attr]
@@ -284,48 +287,53 @@ class Connection:
         segments = self._data_segments() if self._poll is not None else None
         before_ns = monotonic_ns()
         count, ancillary, _, _ = self._recvmsg_into(self._vector, ANCILLARY_BYTES)
-        empty_ns = self._empty_ns
-        stamp_ns = self._stamp(ancillary, before_ns)
+        stamp_ns = self._stamp(count, ancillary)
+        earliest_ns = stamp_ns if self._poll is None else self._earliest(stamp_ns)
         self.bytes_in += count
-        return count, stamp_ns, stamp_ns if self._poll is None else self._earliest(stamp_ns, empty_ns, segments)
+        self._drained = count < READ_BYTES
+        if self._drained:
+            self._empty_ns, self._segments = before_ns, segments
+        return count, stamp_ns, earliest_ns
 
-    def _stamp(self, ancillary: list[tuple[int, int, bytes]], before_ns: int) -> int:
-        """When the last segment of a read that began at `before_ns` arrived.
-
-        The kernel's stamp is believed if it lies between the time when the socket was last known empty (just before
-        the last read) and now. Otherwise the clock was stepped, and the time of the read stands for it.
-        """
+    def _stamp(self, count: int, ancillary: list[tuple[int, int, bytes]]) -> int:
+        """When the last segment of a read that has just returned arrived."""
         now_ns = monotonic_ns()
-        empty_ns, self._empty_ns = self._empty_ns, before_ns
         if not ancillary:
-            self.user_reads += 1
+            self.user_reads += count > 0
             return now_ns
         seconds, nanoseconds = _unpack(ancillary[0][2])
         stamp_ns = int(seconds * 1_000_000_000 + nanoseconds - self._clock.offset_ns)
-        return self._believed(stamp_ns, empty_ns, now_ns)
+        return self._believed(stamp_ns, self._empty_ns, now_ns)
 
     def _believed(self, stamp_ns: int, empty_ns: int, now_ns: int) -> int:
-        """The stamp if it can have been taken between the two times, else `now_ns`."""
+        """The kernel's stamp, unless the clock was stepped: then the time of the read stands for it.
+
+        A stamp between the time when the socket was last known empty (just before the last read that did not fill its
+        buffer) and now needs no proof. One from the future is a step. An older one is a step only if the clock itself
+        shows one: the kernel stamps a packet before it queues it, and on a busy machine the packet may wait there for
+        milliseconds (for ksoftirqd to get a CPU) while we find the socket empty.
+        """
         if empty_ns - TOLERANCE_NS <= stamp_ns <= now_ns:
             return stamp_ns
         if now_ns < stamp_ns <= now_ns + TOLERANCE_NS:
             return now_ns
-        self._clock.check()
-        self.stepped = True
-        return now_ns
+        if self._clock.check() or stamp_ns > now_ns:
+            self.stepped = True
+            return now_ns
+        return max(stamp_ns, empty_ns if self.sent_ns is None else self.sent_ns)  # nothing answers what was not sent
 
-    def _earliest(self, stamp_ns: int, empty_ns: int, segments: int | None) -> int:
-        """When the first segment of the read can have arrived.
+    def _earliest(self, stamp_ns: int) -> int:
+        """When the first segment of the read that has just returned can have arrived.
 
-        `segments`: the count of data segments just before the read. What the read holds came after the count before
-        the *previous* read, so a growth of one since then means that this is one segment, without any doubt.
+        What it holds came after the last read that left the socket empty, and so after the count of data segments just
+        before that: a growth of one since then means that this is one segment, without any doubt.
         """
-        before, self._segments = self._segments, segments
         after = self._data_segments()
-        if before is not None and after is not None and after - before == 1:
+        if self._segments is not None and after is not None and after - self._segments == 1:
             return stamp_ns
-        poll_ns = 0 if self._poll is None else self._poll.empty_ns(stamp_ns)
-        return min(stamp_ns, max(poll_ns, empty_ns))
+        # A poll that found bytes of the read before says nothing about when these here came.
+        polled_ns = self._poll.empty_ns(stamp_ns) if self._poll is not None and self._drained else 0
+        return min(stamp_ns, max(polled_ns, self._empty_ns))
 
     def _data_segments(self) -> int | None:
         try:
