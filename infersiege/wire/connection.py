@@ -68,8 +68,8 @@ class Connection:
 
     __slots__ = (
         "_addresses", "_clock", "_drained", "_empty_ns", "_endpoint", "_loop", "_out", "_poll", "_reader",
-        "_recvmsg_into", "_segments", "_sock", "_started_ns", "_vector", "_view", "_writer", "address", "bytes_in", "bytes_out",
-        "closed", "connect_duration_ns", "owner", "peer", "sent_end_ns", "sent_ns", "shaken", "stepped",
+        "_recvmsg_into", "_segments", "_sock", "_started_ns", "_vector", "_view", "_writer", "address", "bytes_in",
+        "bytes_out", "closed", "connect_duration_ns", "owner", "peer", "sent_end_ns", "sent_ns", "shaken", "stepped",
         "tls_duration_ns", "user_reads",
     )  # fmt: skip
 
