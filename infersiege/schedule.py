@@ -24,6 +24,10 @@ _BLOCK = 4096
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 / golden ratio: steps of the additive sequence that shares sessions out among workloads."""
 _WORD = 1 << 64
+_FAR_NS = 1 << 62
+"""146 years: an arrival that is later counts as that far away, so that no offset leaves 64 bits."""
+_SMALLEST, _LARGEST = 1e-9, 1e9
+"""Of rates and speeds: beyond them arrivals are at one instant, or never."""
 
 
 class Ticket(msgspec.Struct, frozen=True, gc=False):
@@ -46,7 +50,7 @@ def _constant(rate: float, seed: int) -> Iterator[list[int]]:
     """Arrival k at k / rate, the first at 0. Exact rational steps: no drift however long it runs."""
     gap_ns = SECOND_NS / Fraction(rate)
     for first in count(0, _BLOCK):
-        yield [round(k * gap_ns) for k in range(first, first + _BLOCK)]
+        yield [min(round(k * gap_ns), _FAR_NS) for k in range(first, first + _BLOCK)]
 
 
 def _poisson(rate: float, seed: int) -> Iterator[list[int]]:
@@ -59,6 +63,7 @@ def _poisson(rate: float, seed: int) -> Iterator[list[int]]:
     while True:
         uniform = ((source.random_raw(_BLOCK) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         offsets = at_ns + np.cumsum(-np.log(uniform) * (SECOND_NS / rate))
+        offsets = np.minimum(offsets, _FAR_NS)
         at_ns = float(offsets[-1])
         yield np.rint(offsets).astype(np.int64).tolist()
 
@@ -91,8 +96,7 @@ def open_tickets(
     `first` and (`place`, `members`) give the share of an epoch. Raises UsageError for an unknown process.
     """
     _check_split(place, members, first)
-    if rate <= 0:
-        raise InternalError(f"rate is {rate}, it must be above 0")
+    _check_factor("rate", rate)
     offsets = _process(arrivals)(rate, seed)
     deal = _Deal(weights, seed, available)
     index = 0
@@ -152,18 +156,17 @@ def replay_tickets(
     A trace that wraps starts again one mean gap after its last arrival. Raises UsageError for a trace without times.
     """
     _check_split(place, members, first)
-    if speed <= 0:
-        raise InternalError(f"speed is {speed}, it must be above 0")
+    _check_factor("speed", speed)
     times = []
     for workload, arrivals in enumerate(arrivals_ns):
         if arrivals is None:
             raise UsageError(
-                f"workload {workload + 1}: its trace has no timestamps, so it can't be replayed",
+                f"workload.{workload}: its trace has no timestamps, so it can't be replayed",
                 hint='use load mode "open" with a rate, or "closed" with users',
             )
         times.append(_timed(workload, arrivals, bool(wrap and wrap[workload])))
     for index, (at_ns, workload, session_index) in enumerate(heapq.merge(*times)):
-        offset_ns = round(at_ns / speed)
+        offset_ns = min(round(at_ns / speed), _FAR_NS)
         if (duration_ns is not None and offset_ns >= duration_ns) or (sessions is not None and index >= sessions):
             return
         if _mine(index, place, members, first):
@@ -240,6 +243,11 @@ def _process(name: str) -> Callable[[float, int], Iterator[list[int]]]:
         raise UsageError('arrivals "trace" are the mode "replay"', hint='set load mode = "replay"')
     later = ", not built yet" if name in LATER_ARRIVALS else ""
     raise UsageError(f"arrival process {name!r} is unknown{later}", hint="processes: " + ", ".join(ARRIVALS))
+
+
+def _check_factor(name: str, value: float) -> None:
+    if not _SMALLEST <= value <= _LARGEST:
+        raise InternalError(f"{name} is {value}, it must be from {_SMALLEST:g} to {_LARGEST:g}")
 
 
 def _check_split(place: int, members: int, first: int) -> None:

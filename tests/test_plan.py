@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -171,8 +173,8 @@ def test_overrides_can_add_a_rule(tmp_path: Path) -> None:
         ("a b=5", "--set a b: no key of a plan"),
         ("load.users=lots", "--set load.users: load.users: a string where an integer is needed"),
         ("load.user=5", "--set load.user: load.user: unknown key; did you mean load.users?"),
-        ("workload.7.trace=x", "--set workload.7.trace: workload has 1 items"),
-        ("workload.x.trace=x", "--set workload.x.trace: workload has 1 items"),
+        ("workload.7.trace=x", "--set workload.7.trace: workload has 1 item, counted from 0"),
+        ("workload.x.trace=x", "--set workload.x.trace: workload has 1 item, counted from 0"),
         ("load.users.x=5", "--set load.users.x: load.users is no table"),
         ("load=5", "--set load: load: an integer where a table is needed"),
         (
@@ -441,6 +443,126 @@ FAULTS = [
         TRACE + 'format = "mooncake"\n',
         "plan.toml:9: workload.0.format: a built-in workload is no file",
     ),
+    (
+        "warm-up of all",
+        "users = 4",
+        'users = 4\nwarmup = "5m"',
+        "plan.toml:11: load.warmup: the warm-up (5m) takes the",
+    ),
+    (
+        "ramp of all",
+        "users = 4",
+        'users = 4\nramp = "6m"',
+        "plan.toml:11: load.ramp: the ramp (6m) takes the whole run",
+    ),
+    (
+        "shorter than the usual ramp",
+        '"5m"',
+        '"1s"',
+        "plan.toml:2: run.duration: the ramp (1s) takes the whole run (1s)",
+    ),
+    (
+        "users by accident",
+        "users = 4",
+        f"users = {10**20}",
+        "plan.toml:10: load.users: 100000000000000000000 is too large",
+    ),
+    ("users of 4,000 digits", "users = 4", f"users = {10**4000}", "plan.toml:10: load.users: 10000000000"),
+    (
+        "seed beyond 64 bits",
+        '"5m"',
+        f'"5m"\nseed = {1 << 63}',
+        "plan.toml:3: run.seed: 9223372036854775808 is too large",
+    ),
+    ("duration nan", '"5m"', "nan", "plan.toml:2: run.duration: nan is not a finite number"),
+    ("duration inf", '"5m"', "inf", "plan.toml:2: run.duration: inf is not a finite number"),
+    ("duration of a year", '"5m"', '"8000h"', "plan.toml:2: run.duration: 8000h is too large; the most is 720h"),
+    ("duration without end", '"5m"', f'"{"9" * 4000}s"', "plan.toml:2: run.duration: '999999"),
+    ("rate 0", "users = 4", 'mode = "open"\nrate = 0', "plan.toml:11: load.rate: 0 is too small; the least is 1e-06"),
+    (
+        "rate 1e300",
+        "users = 4",
+        'mode = "open"\nrate = 1e300',
+        "plan.toml:11: load.rate: 1e+300 is too large; the most is",
+    ),
+    ("rate no float can hold", "users = 4", f'mode = "open"\nrate = {10**400}', "plan.toml:11: load.rate: 1000000000"),
+    (
+        "speed 1e-300",
+        "users = 4",
+        'mode = "replay"\nspeed = 1e-300',
+        "plan.toml:11: load.speed: 1e-300 is too small; the",
+    ),
+    (
+        "speed 1e300",
+        "users = 4",
+        'mode = "replay"\nspeed = 1e300',
+        "plan.toml:11: load.speed: 1e+300 is too large; the",
+    ),
+    (
+        "scale 1e300",
+        TRACE,
+        TRACE + "length_scale = 1e300\n",
+        "plan.toml:9: workload.0.length_scale: 1e+300 is too large",
+    ),
+    ("scale inf", TRACE, TRACE + "output_scale = inf\n", "plan.toml:9: workload.0.output_scale: inf is not a finite"),
+    (
+        "tokens by accident",
+        TRACE,
+        TRACE + f"max_tokens = {10**12}\n",
+        "plan.toml:9: workload.0.max_tokens: 1000000000000 is",
+    ),
+    ("name over two lines", '"agent"', r'"a\nb"', "plan.toml:7: workload.0.scenario: must be at most 80 printable"),
+    ("escape in a name", '"agent"', r'"a\u001b[2J"', "plan.toml:7: workload.0.scenario: must be at most 80 printable"),
+    ("name of 81", '"agent"', f'"{"x" * 81}"', "plan.toml:7: workload.0.scenario: must be at most 80 printable"),
+    (
+        "stream in the body",
+        '"m"',
+        '"m"\nextra_body = {stream = false}',
+        "plan.toml:6: channel.local.extra_body.stream: is set by infersiege itself; set the channel's stream instead",
+    ),
+    (
+        "model in the body",
+        '"m"',
+        '"m"\nextra_body = {model = "n"}',
+        "plan.toml:6: channel.local.extra_body.model: is set by infersiege itself",
+    ),
+    (
+        "messages in the body",
+        '"m"',
+        '"m"\nextra_body = {messages = []}',
+        "plan.toml:6: channel.local.extra_body.messages: is set by infersiege itself",
+    ),
+    (
+        "whole number beyond 64 bits in a body",
+        '"m"',
+        f'"m"\nextra_body = {{seed = {1 << 70}}}',
+        "plan.toml:6: channel.local.extra_body.seed: 1180591620717411303424 is beyond 64 bits",
+    ),
+    (
+        "device as a trace",
+        "builtin:agent",
+        "/dev/zero",
+        "plan.toml:8: workload.0.trace: /dev/zero is a device, not a file",
+    ),
+    (
+        "device as a key",
+        '"m"',
+        '"m"\napi_key_file = "/dev/zero"',
+        "plan.toml:6: channel.local.api_key_file: /dev/zero is a",
+    ),
+    (
+        "device as a CA",
+        '"m"',
+        '"m"\nca = "/dev/zero"',
+        "plan.toml:6: channel.local.ca: /dev/zero is a device, not a file",
+    ),
+    ("name that no file can have", "builtin:agent", "x" * 5000, "plan.toml:8: workload.0.trace: xxxxxxxx"),
+    (
+        "home of nobody",
+        "builtin:agent",
+        "~no-such-user/t",
+        "plan.toml:8: workload.0.trace: there is no file ~no-such-user",
+    ),
 ]
 
 
@@ -482,6 +604,11 @@ RULES = [
         'metric = "throughput"\nmin = "1s"',
         "plan.toml:13: slo.0.min: '1s' does not fit the metric's unit (tokens/s)",
     ),
+    ("time nan", 'metric = "ttft"\nstat = "p99"\nmax = nan', "plan.toml:14: slo.0.max: nan is not a finite number"),
+    ("time inf", 'metric = "ttft"\nstat = "p99"\nmax = inf', "plan.toml:14: slo.0.max: inf is not a finite number"),
+    ("share nan", 'metric = "error_share"\nmax = nan', "plan.toml:13: slo.0.max: nan is not a finite number"),
+    ("rate nan", 'metric = "throughput"\nmin = nan', "plan.toml:13: slo.0.min: nan is not a finite number"),
+    ("rate inf", 'metric = "throughput"\nmin = inf', "plan.toml:13: slo.0.min: inf is not a finite number"),
     ("impossible range", 'metric = "throughput"\nmin = 5\nmax = 4', "plan.toml:13: slo.0.min: 5 is above max (4)"),
     (
         "no such scenario",
@@ -602,9 +729,7 @@ def test_a_key_that_is_not_there_is_named_by_its_variable(tmp_path: Path, enviro
 
 def test_a_key_file_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
     found = faults_of(write(tmp_path, GOOD.replace('"m"', '"m"\napi_key_file = "nokey"')))
-    assert found == [
-        "plan.toml:6: channel.local.api_key_file: nokey: the key file cannot be read: No such file or directory"
-    ]
+    assert found == ["plan.toml:6: channel.local.api_key_file: there is no file nokey"]
 
 
 # ---------------------------------------------------------------------------------------------------- files
@@ -634,6 +759,42 @@ def test_files_that_are_no_plan(tmp_path: Path, content: bytes, message: str) ->
     assert any(message in line for line in said), said
     assert not any("\n" in line for line in said)
     assert caught.value.hint is not None or "nested" in str(caught.value)
+
+
+@pytest.mark.timeout(20)
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A pipe waits for a writer and a device never ends: neither may hang a plan or what it names."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    for path, reason in (
+        (tmp_path / "pipe", "the plan is a pipe, not a file"),
+        (Path("/dev/zero"), "the plan is a device, not a file"),
+        (tmp_path / "loop", "the plan cannot be read: Too many levels of symbolic links"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            load_plan(path)
+    plan = write(tmp_path, GOOD.replace("builtin:agent", "pipe").replace('"m"', '"m"\nca = "loop"'))
+    assert faults_of(plan) == [
+        f"plan.toml:6: channel.local.ca: loop cannot be read: {os.strerror(errno.ELOOP)}",
+        "plan.toml:9: workload.0.trace: pipe is a pipe, not a file",
+    ]
+    link = tmp_path / "link.toml"
+    link.symlink_to(write(tmp_path, GOOD))
+    assert load_plan(link).run.name == "link", "a link to a file is one"
+
+
+def test_an_open_loop_of_more_sessions_than_anybody_means(tmp_path: Path) -> None:
+    changes = ["load.users=", "load.mode=open", "load.rate=1e5"]
+    found = faults_of(write(tmp_path, GOOD), *changes, "run.duration=1h")
+    assert found == [
+        "--set load.rate: load.rate: 100000 a second for 1h are 360,000,000 sessions; the most is 100,000,000"
+    ]
+    assert load_plan(write(tmp_path, GOOD), [*changes, "run.duration=1h", "run.stop={sessions = 5}"]).load.rate == 1e5
+
+
+def test_the_ramp_is_the_closed_loops_only(tmp_path: Path) -> None:
+    changes = ["load.users=", "load.mode=open", "load.rate=5", "run.duration=1s"]
+    assert load_plan(write(tmp_path, GOOD), changes).run.duration_ns == 1_000_000_000
 
 
 def test_a_file_that_is_not_there_and_a_directory(tmp_path: Path) -> None:

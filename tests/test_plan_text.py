@@ -31,7 +31,25 @@ def test_durations(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5", "5 m 3", "m", "5x", "-5s", "30s5m", "5m5m", "1e3s", "0.1ns", "٥m", "900000h", "5M"]
+    "text",
+    [
+        "",
+        "5",
+        "5 m 3",
+        "m",
+        "5x",
+        "-5s",
+        "30s5m",
+        "5m5m",
+        "1e3s",
+        "0.1ns",
+        "٥m",
+        "900000h",
+        "5M",
+        "nan",
+        "inf",
+        "9" * 10**6 + "s",
+    ],
 )
 def test_no_durations(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):

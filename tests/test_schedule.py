@@ -212,7 +212,7 @@ def test_replay_wraps(arrivals, offsets, why):
 
 
 def test_replay_without_times_is_a_usage_error_with_a_hint():
-    with pytest.raises(UsageError, match="workload 2: its trace has no timestamps") as caught:
+    with pytest.raises(UsageError, match=r"workload\.1: its trace has no timestamps") as caught:
         list(replay_tickets([[0], None]))
     assert "open" in (caught.value.hint or "")
 
@@ -228,6 +228,33 @@ def test_replay_without_times_is_a_usage_error_with_a_hint():
 def test_unknown_arrival_processes_say_what_is_known(name, message):
     with pytest.raises(UsageError, match=message):
         list(open_tickets(rate=1.0, arrivals=name, weights=[1], seed=1, sessions=1))
+
+
+@pytest.mark.parametrize("arrivals", ["constant", "poisson"])
+@pytest.mark.parametrize("rate", [1e-9, 1e-6, 1e9])
+def test_extreme_rates_give_offsets_that_do_not_fall_and_fit_64_bits(arrivals, rate):
+    """No warning of numpy (pytest makes it an error), no negative offset of a number that overflowed."""
+    common = {"rate": rate, "arrivals": arrivals, "weights": [1], "seed": 1}
+    offsets = [t.offset_ns for t in open_tickets(**common, sessions=20_000)]
+    assert len(offsets) == 20_000
+    assert offsets == sorted(offsets)
+    assert offsets[0] >= 0
+    assert offsets[-1] < 1 << 63
+    days_ns = 30 * 24 * HOUR_NS
+    early = list(islice(open_tickets(**common, duration_ns=days_ns), 20_000))
+    assert [t.offset_ns for t in early] == [at for at in offsets if at < days_ns]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf")])
+def test_rates_and_speeds_without_meaning_are_refused(value):
+    with pytest.raises(InternalError, match="rate is"):
+        next(open_tickets(rate=value, arrivals="poisson", weights=[1], seed=1))
+    with pytest.raises(InternalError, match="speed is"):
+        next(replay_tickets([[0, 1]], speed=value))
+
+
+def test_replay_at_the_lowest_speed_stays_within_64_bits():
+    assert [t.offset_ns for t in replay_tickets([[0, 1, 100 * 366 * 24 * HOUR_NS]], speed=1e-6)] == [0, 10**6, 1 << 62]
 
 
 @pytest.mark.parametrize(("place", "members"), [(1, 1), (-1, 2), (0, 0)])

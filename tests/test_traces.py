@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,19 @@ def test_mooncake_ids_of_two_files_are_never_the_same_text(tmp_path):
         ([mooncake(5, 1, [1]), mooncake(4, 1, [1])], r"m.jsonl:2: timestamp went back from 5 ms to 4 ms", "sort"),
         ([mooncake(1.7e9, 1, [1])], r"m.jsonl:1: timestamp 1.7e\+09 is a date of our time in s", '"s"'),
         ([{**mooncake(0, 1, [1]), "input_length": "7"}], r"m.jsonl:1: input_length is '7'", None),
+        ([mooncake(0, 1, [1]), mooncake(1e30, 1, [1])], r"m.jsonl:2: timestamp is '1e\+30', no time is so far", "unit"),
+        ([mooncake(0, 1, [1]), mooncake(10**30, 1, [1])], r"m.jsonl:2: timestamp is '1000000000", "unit"),
+        ([mooncake(0, 1, [1]), mooncake(10**400, 1, [1])], r"m.jsonl:2: ", None),
+        (
+            [mooncake(0, 1, [1]), mooncake(1e19, 1, [1])],
+            r"m.jsonl:2: time since the first row is 3,162,315 centuries",
+            "unit",
+        ),
+        ([mooncake(0, 10**12, [1])], r"m.jsonl:1: input_length is 1000000000000, the most is 1,000,000,000", "column"),
+        ([mooncake(0, 1e30, [1])], r"m.jsonl:1: input_length is 10000000000\d+, the most", "column"),
+        ([{**mooncake(0, 1, [1]), "output_length": 10**400}], r"m.jsonl:1: ", None),
+        ([{**mooncake(0, 1, [1]), "output_length": -1}], r"m.jsonl:1: output_length is '-1'", None),
+        ([{**mooncake(0, 1, [1]), "input_length": float("inf")}], r"m.jsonl:1: is not JSON", None),
         ([{**mooncake(0, 1, [1]), "timestamp": None}], r"m.jsonl:1: timestamp is 'None'", None),
         ([{**mooncake(0, 1, [1]), "hash_ids": [1.5]}], r"m.jsonl:1: hash_ids is no list", None),
         ([mooncake(0, 1, [1]), 5], r"m.jsonl:2: is a int, not an object", None),
@@ -343,6 +357,12 @@ def test_azure_crlf_without_a_final_newline(tmp_path):
         (["yesterday,374,44"], None, "a.csv:2: 'yesterday' is no timestamp"),
         (["2023-11-16 18:15:46,many,44"], None, "a.csv:2: invalid literal"),
         (["2023-11-16 18:15:46,1,1", "2023-11-16 18:15:45,1,1"], None, "a.csv:3: timestamp went back by 1 s"),
+        (["2023-11-16 18:15:46,1e30,44"], None, "a.csv:2: invalid literal"),
+        (["2023-11-16 18:15:46,inf,44"], None, "a.csv:2: invalid literal"),
+        ([f"2023-11-16 18:15:46,{10**30},44"], None, "a.csv:2: ContextTokens is 1000.*, the most is 1,000,000,000"),
+        ([f"2023-11-16 18:15:46,1,{10**4000}"], None, "a.csv:2: GeneratedTokens is a number of 13288 bits, the most"),
+        (["0001-01-01 00:00:00,1,1", "9999-12-31 00:00:00,1,1"], None, "a.csv:3: time since the first row is 100 cent"),
+        (["2023-11-16 18:15:46,1,1", '"' + "x" * 200_000 + '",1,1'], None, "a.csv:3: is no line of a CSV file"),
         (["x"], "a,b", "a.csv:1: header is 'a,b'"),
         ([], None, "a.csv: the file has no rows"),
     ],
@@ -463,6 +483,14 @@ def test_formats_that_both_fit_are_named(tmp_path, monkeypatch):
     [
         (b"", "the file has no rows"),
         (b"\n\n", "the file has no rows"),
+        (b"{oops\n", r"t:1: is not JSON \("),
+        (b"\n{oops\n", r"t:2: is not JSON \("),
+        (
+            b'{"messages": [{"role": "user", "content": "\\ud800"}]}\n',
+            r"t:1: is not JSON \(it holds half a surrogate pair",
+        ),
+        (b"[" * 100_000 + b"]" * 100_000 + b"\n", r"t:1: is not JSON \(nested too deeply\)"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"\n", r"t:1: is not JSON \(nested too deeply\)"),
         (b"hello\nworld\n", r"t:1: format can't be told from 'hello'"),
         (b'{"messages": [{"role": "user", "content": "a"}]}\n{"mess', r"t:2: is not JSON"),
         (b'{"messages": [{"role": "user", "content": "a"}]}\n\xff\xfe\n', r"t:2: is not UTF-8"),
@@ -502,6 +530,29 @@ def test_wrong_names_come_with_the_nearest_right_one(tmp_path, spec, kwargs, mes
     with pytest.raises(TraceError, match=message) as caught:
         open_trace(spec, base=tmp_path, **kwargs)
     assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.timeout(20)
+def test_only_regular_files_are_traces(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("none")
+    for spec, reason in (
+        ("pipe", "pipe: is a pipe, not a file"),
+        ("/dev/zero", "/dev/zero: is a device, not a file"),
+        ("loop", "loop: cannot be read: Too many levels of symbolic links"),
+        ("nowhere", "nowhere: cannot be read: No such file or directory"),
+        ("x" * 5000, "x: cannot be read: File name too long"),
+    ):
+        with pytest.raises(TraceError, match=reason):
+            open_trace(spec, base=tmp_path)
+
+
+def test_lines_end_where_json_lines_end(tmp_path):
+    """U+2028, and other line ends of Unicode, are plain characters of a string."""
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "a\u2028b\x85c"}]}, ensure_ascii=False) + "\n")
+    assert requests(open_trace(str(path)))[0][0]["content"] == "a\u2028b\x85c"
 
 
 def test_unreadable_file_is_a_trace_error(tmp_path):

@@ -271,6 +271,8 @@ def test_short_questions_of_two_sessions_differ():
         ({"calls": "3"}, ["option 'calls' is a number, not '3'"]),
         ({"tool_share": 1.5}, ["option 'tool_share' is at most 1, not 1.5"]),
         ({"tool_share": float("nan")}, ["option 'tool_share' is a finite number, not nan"]),
+        ({"calls": 10**400}, ["option 'calls' is at most 1e+09, not 1000000000"]),
+        ({"append_p50": 10**10}, ["option 'append_p50' is at most 1e+09, not 10000000000"]),
         (
             {"cals": 1, "tool_share": -1, "append_p50": "x"},
             ["'cals' is unknown", "'tool_share' is at least 0", "'append_p50' is a number"],
@@ -296,6 +298,11 @@ def test_options_are_checked_all_at_once(options, messages):
 def test_choices_and_bounds(name, options, message):
     with pytest.raises(TraceError, match=message):
         open_trace(f"builtin:{name}", options=options)
+
+
+def test_a_prefix_that_would_fill_the_memory_is_refused_before_it_is_made():
+    with pytest.raises(TraceError, match="tools and system prompt of 150,000,000 tokens, the most is 10,000,000"):
+        open_trace("builtin:agent", length_scale=1e4)
 
 
 def test_whole_numbers_are_taken_where_a_number_is_wanted():

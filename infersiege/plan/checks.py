@@ -18,7 +18,7 @@ from infersiege.plan.defaults import BUILTIN, default_base_url, local_file
 from infersiege.plan.faults import Faults
 from infersiege.plan.locate import KeyPath
 from infersiege.plan.registries import names
-from infersiege.plan.schema import Channel, Plan, Slo, Workload
+from infersiege.plan.schema import SECOND_NS, Channel, Plan, Slo, Workload
 from infersiege.plan.values import format_duration
 from infersiege.redact import api_key, looks_secret
 
@@ -49,6 +49,16 @@ _OWN_HEADERS = frozenset(
     }
 )
 """Headers that the framing or the measurement depends on."""
+
+_OWN_FIELDS: Mapping[str, str] = {
+    "model": "set the channel's model instead",
+    "stream": "set the channel's stream instead",
+    "messages": "they come from the workload's trace",
+}
+"""Fields of a request body that must be what the run believes them to be."""
+
+MOST_SESSIONS = 100_000_000
+"""Of an open loop."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -113,16 +123,24 @@ def _run(draft: Draft) -> None:
         faults.add(("run", "stop"), "says nothing; write stop = {sessions = 1000}")
     if run.duration_ns is None and run.stop is None and faults.ok("run") and faults.ok("load", "stages"):
         faults.add(("run",), 'the run has no end; set duration = "5m", or stop = {sessions = 1000}')
-    if (
-        run.duration_ns is not None
-        and faults.ok("run", "duration")
-        and faults.ok("load", "warmup")
-        and draft.plan.load.warmup_ns >= run.duration_ns
-    ):
-        faults.add(
-            ("load", "warmup") if draft.written("load", "warmup") else ("run", "duration"),
-            f"the warm-up ({format_duration(draft.plan.load.warmup_ns)}) takes the whole run "
-            f"({format_duration(run.duration_ns)}): nothing would be measured",
+    if run.duration_ns is not None and all(faults.ok(*key) for key in _SETTLING):
+        _settling(draft, run.duration_ns)
+
+
+_SETTLING: tuple[tuple[str, str], ...] = (("run", "duration"), ("load", "mode"), ("load", "warmup"), ("load", "ramp"))
+
+
+def _settling(draft: Draft, duration_ns: int) -> None:
+    """Measuring begins after the warm-up, and in a closed loop after the ramp too: something must be left then."""
+    load = draft.plan.load
+    key, name, settling_ns = "warmup", "warm-up", load.warmup_ns
+    if load.mode == "closed" and load.ramp_ns > load.warmup_ns:
+        key, name, settling_ns = "ramp", "ramp", load.ramp_ns
+    if settling_ns >= duration_ns:
+        draft.faults.add(
+            ("load", key) if draft.written("load", key) else ("run", "duration"),
+            f"the {name} ({format_duration(settling_ns)}) takes the whole run "
+            f"({format_duration(duration_ns)}): nothing would be measured",
         )
 
 
@@ -137,6 +155,22 @@ def _load(draft: Draft) -> None:
         faults.add(("load",), "mode closed needs users, the number of concurrent sessions")
     if load.mode == "open" and load.rate is None and faults.ok("load", "rate") and faults.ok("load", "stages"):
         faults.add(("load",), "mode open needs rate, in sessions per second")
+    _size(draft)
+
+
+def _size(draft: Draft) -> None:
+    """Rate and duration may each be right and together ask for a run that nobody means."""
+    load, run, faults = draft.plan.load, draft.plan.run, draft.faults
+    bounded = run.stop is not None and run.stop.sessions is not None
+    if load.mode != "open" or load.rate is None or run.duration_ns is None or bounded:
+        return
+    sessions = load.rate * run.duration_ns / SECOND_NS
+    if sessions > MOST_SESSIONS and faults.ok("load", "rate") and faults.ok("run", "duration"):
+        faults.add(
+            ("load", "rate"),
+            f"{load.rate:g} a second for {format_duration(run.duration_ns)} are {sessions:,.0f} sessions; the most is "
+            f"{MOST_SESSIONS:,}",
+        )
 
 
 def _channels(draft: Draft) -> None:
@@ -155,11 +189,14 @@ def _channel(draft: Draft, name: str, channel: Channel) -> None:
         _base_url(faults, here, channel)
     for header, value in channel.headers.items():
         _header(faults, (*here, "headers", header), header, value)
+    for name, instead in _OWN_FIELDS.items():
+        if name in channel.extra_body:
+            faults.add((*here, "extra_body", name), f"is set by infersiege itself; {instead}")
     if channel.ca is not None and faults.ok(*here, "ca"):
         if channel.insecure:
             faults.add((*here, "ca"), "nothing is verified with insecure = true; leave one of them out")
-        elif not local_file(channel.ca, draft.base).is_file():
-            faults.add((*here, "ca"), f"there is no file {channel.ca}")
+        elif fault := _file_fault(local_file(channel.ca, draft.base), channel.ca):
+            faults.add((*here, "ca"), fault)
     _key(draft, here, channel)
 
 
@@ -201,6 +238,9 @@ def _key(draft: Draft, here: KeyPath, channel: Channel) -> None:
     if draft.environ is None:
         return
     file = channel.api_key_file and str(local_file(channel.api_key_file, draft.base))
+    if variable is None and file is not None and (fault := _file_fault(Path(file), file)):
+        faults.add((*here, source), fault)
+        return
     try:
         key = api_key(msgspec.structs.replace(channel, api_key_file=file), draft.environ)
     except UsageError as error:
@@ -264,11 +304,20 @@ def _trace(draft: Draft, here: KeyPath, trace: str) -> None:
             draft.faults.add((*here, "format"), "a built-in workload is no file and has no format")
         return
     path = local_file(trace, draft.base)
-    if path.is_dir():
-        draft.faults.add(where, f"{path} is a directory, not a trace file")
-    elif not path.exists():
+    fault = _file_fault(path, str(path))
+    if fault is not None:
         hint = f'; for the built-in one write "{BUILTIN}{trace}"' if trace in names("BUILTINS").now else ""
-        draft.faults.add(where, f"there is no file {path}{hint}")
+        draft.faults.add(where, fault + hint)
+
+
+def _file_fault(path: Path, shown: str) -> str | None:
+    """Why a file that the plan names can't be read; None: it can be tried."""
+    from infersiege.traces.source import is_missing, why_unreadable
+
+    if is_missing(path):
+        return f"there is no file {shown}"
+    reason = why_unreadable(path)
+    return None if reason is None else f"{shown} {reason}"
 
 
 def _options(draft: Draft, here: KeyPath, workload: Workload) -> None:

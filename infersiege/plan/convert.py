@@ -14,8 +14,8 @@ from infersiege.plan.faults import Faults, dotted
 from infersiege.plan.keys import Key, keys_of, sub_table
 from infersiege.plan.locate import KeyPath
 from infersiege.plan.registries import names
-from infersiege.plan.schema import Plan
-from infersiege.plan.values import format_duration, kind_of, parse_duration, parse_limit
+from infersiege.plan.schema import LARGEST, Plan
+from infersiege.plan.values import finite, format_duration, kind_of, parse_duration, parse_limit, shortened
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -168,7 +168,8 @@ def _duration(raw: object) -> int:
     if isinstance(raw, str):
         return parse_duration(raw)
     if isinstance(raw, int | float) and not isinstance(raw, bool):
-        raise ValueError(f'{raw} has no unit; write "{raw}s" or "{raw}ms"')
+        shown = _plain(finite(raw))
+        raise ValueError(f'{shown} has no unit; write "{shown}s" or "{shown}ms"')
     raise ValueError(f'{kind_of(raw)} where a duration is needed, such as "5m" or "800ms"')
 
 
@@ -177,9 +178,7 @@ def _float(key: Key, raw: object) -> float:
         return parse_limit(raw, "ratio")
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise ValueError(f"{kind_of(raw)} where a number is needed")
-    if not math.isfinite(raw):
-        raise ValueError(f"{raw} is not a finite number")
-    return float(raw)
+    return float(finite(raw))
 
 
 def _within(key: Key, value: Any) -> None:
@@ -190,8 +189,12 @@ def _within(key: Key, value: Any) -> None:
             raise ValueError(f"{shown(value)} is too small; the least is {shown(key.at_least)}")
         if key.above is not None and value <= key.above:
             raise ValueError(f"{shown(value)} is too small; it must be above {shown(key.above)}")
+        if key.at_most is not None and value > key.at_most:
+            raise ValueError(f"{shown(value)} is too large; the most is {shown(key.at_most)}")
     if isinstance(value, str) and not value.strip():
         raise ValueError("must not be empty; leave the key out instead")
+    if key.longest is not None and isinstance(value, str) and not (value.isprintable() and len(value) <= key.longest):
+        raise ValueError(f"must be at most {key.longest} printable characters, without line ends")
     if key.choices is not None and isinstance(value, str):
         _among(key.choices, value)
 
@@ -217,7 +220,7 @@ def _duration_text(value: float) -> str:
 
 
 def _plain(value: float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else shortened(str(value))
 
 
 def _lower(text: str) -> str:
@@ -225,12 +228,14 @@ def _lower(text: str) -> str:
 
 
 def _json_only(raw: object) -> None:
-    """TOML has dates and NaN, a request body has not. Raises ValueError."""
+    """TOML has dates, NaN and whole numbers of any size, JSON as others read it has not. Raises ValueError."""
     if isinstance(raw, dict | list):
         for item in raw.values() if isinstance(raw, dict) else raw:
             _json_only(item)
     elif not isinstance(raw, str | int | float) or (isinstance(raw, float) and not math.isfinite(raw)):
         raise ValueError(f"{raw} has no form in JSON")
+    elif isinstance(raw, int) and abs(raw) > LARGEST:
+        raise ValueError(f"{shortened(str(raw))} is beyond 64 bits")
 
 
 def _plain_paths() -> Iterator[KeyPath]:

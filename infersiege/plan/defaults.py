@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,10 @@ def default_base_url(engine: str) -> str | None:
 
 def local_file(written: str, base: Path) -> Path:
     """A file that a plan names: `~` is the home directory, relative paths begin at the plan's folder."""
-    return base / Path(written).expanduser()
+    path = Path(written)
+    with suppress(RuntimeError):  # `~nobody`: there is no such user, so it is a name like any other
+        path = path.expanduser()
+    return base / path
 
 
 def fill(plan: Plan, path: Path) -> Plan:

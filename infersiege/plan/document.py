@@ -10,7 +10,7 @@ from msgspec import inspect
 
 from infersiege.plan.keys import Key, keys_of, sub_table
 from infersiege.plan.registries import names
-from infersiege.plan.schema import Plan
+from infersiege.plan.schema import LARGEST, Plan
 from infersiege.plan.values import format_duration
 
 _TITLES = {"channel": "[channel.NAME]", "workload": "[[workload]]", "slo": "[[slo]]"}
@@ -28,6 +28,7 @@ values are all reported at once, each with its line, and nothing runs.
 {example}```
 
 * **Durations** carry their unit: `"800ms"`, `"90s"`, `"5m"`, `"1h30m"`. A bare number is a fault. Units: {units}.
+  None may be longer than 30 days.
 * **Limits** of rules have the unit of their metric: `max = "800ms"` for times, `"1%"` or `0.01` for shares, numbers for
   rates (docs/metrics.md has each metric's unit).
 * **Keys never stand in a plan.** `api_key_env` names the environment variable that holds one, `api_key_file` a file.
@@ -129,9 +130,13 @@ def _default(key: Key) -> str:
 def _limits(key: Key) -> str:
     parts = []
     if key.at_least is not None:
-        parts.append(f"at least {key.at_least:g}")
+        parts.append(f"at least {_number(key.at_least)}")
     if key.above is not None:
-        parts.append(f"above {key.above:g}")
+        parts.append(f"above {_number(key.above)}")
+    if key.at_most is not None and key.unit != "duration":
+        parts.append(f"at most {_number(key.at_most)}")
+    if key.longest is not None:
+        parts.append(f"at most {key.longest} printable characters")
     if isinstance(key.choices, tuple):
         parts.append("one of " + ", ".join(f"`{name}`" for name in key.choices))
     elif key.choices == "METRICS":
@@ -142,6 +147,12 @@ def _limits(key: Key) -> str:
         if known.later:
             parts.append("planned: " + ", ".join(f"`{name}`" for name in known.later))
     return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _number(value: float) -> str:
+    if abs(value) == LARGEST:
+        return "2⁶³ − 1" if value > 0 else "−2⁶³ + 1"
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def main() -> None:

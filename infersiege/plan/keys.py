@@ -28,10 +28,16 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     unit: str | None = None
     at_least: float | None = None
     above: float | None = None
+    at_most: float | None = None
+    longest: int | None = None
+    """Characters of a name that is shown: printable, so that it can't break a table or a terminal."""
     choices: tuple[str, ...] | str | None = None
     """Legal values, or the name of the registry that has them."""
     later: str | None = None
     """What has to be built before the key may be set."""
+
+
+_EXTRAS = ("unit", "at_least", "above", "at_most", "longest", "choices", "later")
 
 
 @cache
@@ -67,7 +73,7 @@ def _key(field: inspect.Field) -> Key:
         required=field.required,
         default=default,
         description=description,
-        **{name: extra[name] for name in ("unit", "at_least", "above", "choices", "later") if name in extra},
+        **{name: extra[name] for name in _EXTRAS if name in extra},
     )
 
 

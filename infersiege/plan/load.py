@@ -110,9 +110,14 @@ def _file_name(path: str | None) -> str | None:
 
 
 def _read(path: Path) -> str:
+    from infersiege.traces.source import why_unreadable
+
     hint = None
     try:
-        if path.stat().st_size > _LARGEST_FILE:
+        size = path.stat().st_size
+        if not path.is_dir() and (reason := why_unreadable(path)):
+            raise UsageError(f"{path}: the plan {reason}", hint="save it to a file first")
+        if size > _LARGEST_FILE:
             raise UsageError(f"{path}: larger than 4 MiB", hint="a plan is a small TOML file; traces go into `trace`")
         data = path.read_bytes()
     except OSError as error:
@@ -218,7 +223,8 @@ def _write(raw: dict[str, Any], parts: tuple[str, ...], text: str) -> KeyPath:
 
 def _index(here: list[Any], part: str, path: KeyPath) -> int:
     if not part.isdecimal() or int(part) > len(here):
-        raise ValueError(f"{dotted(path)} has {len(here)} items, counted from 0")
+        items = "1 item" if len(here) == 1 else f"{len(here)} items"
+        raise ValueError(f"{dotted(path)} has {items}, counted from 0")
     return int(part)
 
 

@@ -17,10 +17,17 @@ def _meta(description: str, **extra: Any) -> Meta:
     return Meta(description=description, extra=extra)
 
 
-DURATION: dict[str, Any] = {"unit": "duration"}
+LONGEST_NS = 30 * 24 * 3_600_000_000_000
+"""Longest of all durations in a plan: 30 days. What is longer is a slip."""
+LARGEST = (1 << 63) - 1
+"""Largest whole number that our files can hold."""
+MANY = 1_000_000_000
+"""More sessions, tokens or turns than any run has."""
+
+DURATION: dict[str, Any] = {"unit": "duration", "at_most": LONGEST_NS}
 COST: dict[str, Any] = {"later": "prices and cost"}
 PER_MILLION: dict[str, Any] = {"unit": "per million tokens", **COST}
-SPAN: dict[str, Any] = {"unit": "duration", "above": 0}
+SPAN: dict[str, Any] = {**DURATION, "above": 0}
 """A duration that must not be 0."""
 
 SECOND_NS = 1_000_000_000
@@ -30,23 +37,27 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """Ends the run by work instead of time."""
 
     sessions: Annotated[
-        int | None, _meta("Sessions to play in all, over all workloads", unit="sessions", at_least=1)
+        int | None, _meta("Sessions to play in all, over all workloads", unit="sessions", at_least=1, at_most=MANY)
     ] = None
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """[run]: what to call it, how long, from which seed."""
 
-    name: Annotated[str | None, _meta("Name of the run; default: the plan file's name")] = None
+    name: Annotated[str | None, _meta("Name of the run; default: the plan file's name", longest=200)] = None
     duration_ns: Annotated[int | None, _meta("How long load is offered (warm-up included, drain excluded)", **SPAN)] = (
         None
     )
     stop: Annotated[Stop | None, _meta("Stop after an amount of work instead")] = None
-    seed: Annotated[int, _meta("Seed of every random choice: arrivals, workloads, text", at_least=0)] = 1
+    seed: Annotated[
+        int, _meta("Seed of every random choice: arrivals, workloads, text", at_least=0, at_most=LARGEST)
+    ] = 1
     nonce: Annotated[
         str | None, _meta("Salt of the prompts; new for each run unless set; set it to repeat a run to the letter")
     ] = None
-    workers: Annotated[int, _meta("Worker processes that `run` starts on this host", unit="processes", at_least=1)] = 1
+    workers: Annotated[
+        int, _meta("Worker processes that `run` starts on this host", unit="processes", at_least=1, at_most=1_000)
+    ] = 1
     wait_for_workers_ns: Annotated[int, _meta("How long to wait for all workers to be ready", **DURATION)] = (
         60 * SECOND_NS
     )
@@ -114,7 +125,9 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     api_key_env: Annotated[str | None, _meta("Environment variable that holds the key")] = None
     api_key_file: Annotated[str | None, _meta("File that holds the key, and nothing else")] = None
     headers: Annotated[dict[str, str], _meta("Extra request headers; no secrets here")] = {}
-    extra_body: Annotated[dict[str, Any], _meta("Extra fields of the request body, verbatim")] = {}
+    extra_body: Annotated[
+        dict[str, Any], _meta("Extra fields of the request body, verbatim; not model, messages or stream")
+    ] = {}
     stream: Annotated[bool, _meta("Ask for a stream; without it there is no TTFT and no TPOT")] = True
     include_usage: Annotated[bool, _meta("Ask for `stream_options.include_usage`")] = True
     ignore_eos: Annotated[
@@ -167,13 +180,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             choices=("closed", "open", "replay"),
         ),
     ] = "closed"
-    users: Annotated[int | None, _meta("closed: concurrent sessions", unit="sessions", at_least=1)] = None
-    rate: Annotated[float | None, _meta("open: sessions per second", unit="sessions/s", above=0)] = None
+    users: Annotated[int | None, _meta("closed: concurrent sessions", unit="sessions", at_least=1, at_most=100_000)] = (
+        None
+    )
+    rate: Annotated[float | None, _meta("open: sessions per second", unit="sessions/s", at_least=1e-6, at_most=1e5)] = (
+        None
+    )
     arrivals: Annotated[str, _meta("open: the arrival process", choices="ARRIVALS")] = "poisson"
     burstiness: Annotated[
         float | None, _meta("gamma arrivals: shape; 1 is Poisson, below is burstier", later="gamma arrivals", above=0)
     ] = None
-    speed: Annotated[float, _meta("replay: how many times faster than the trace", above=0)] = 1.0
+    speed: Annotated[float, _meta("replay: how many times faster than the trace", at_least=1e-6, at_most=1e6)] = 1.0
     jitter_ns: Annotated[
         int, _meta("replay: spread arrivals that share a tick over this long", later="tick jitter", **DURATION)
     ] = 0
@@ -202,6 +219,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             "open: most sessions at a time, over all workers; what comes above follows `late`",
             unit="sessions",
             at_least=1,
+            at_most=100_000,
         ),
     ] = None
     stages: Annotated[tuple[Stage, ...], _meta("Parts with different loads, one after the other", later="stages")] = ()
@@ -210,18 +228,20 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """[[workload]]: a trace, and where its sessions go."""
 
-    scenario: Annotated[str, _meta("Name by which results are split")]
+    scenario: Annotated[str, _meta("Name by which results are split", longest=80)]
     trace: Annotated[
         str,
         _meta("`builtin:short-qa`, `builtin:long-document`, `builtin:agent`, or a path (relative to the plan file)"),
     ]
     format: Annotated[str | None, _meta("Trace format, if it can't be told from the content", choices="READERS")] = None
     channel: Annotated[str | None, _meta("Channel; may be left out when there is one")] = None
-    weight: Annotated[float, _meta("Share of sessions, when workloads share [load]", above=0)] = 1.0
+    weight: Annotated[float, _meta("Share of sessions, when workloads share [load]", above=0, at_most=1e6)] = 1.0
     language: Annotated[
         str, _meta("Language of the built-in workloads and of synthesised text", choices=("en", "zh"))
     ] = "en"
-    limit: Annotated[int | None, _meta("Use only the first rows of the trace", unit="sessions", at_least=1)] = None
+    limit: Annotated[
+        int | None, _meta("Use only the first rows of the trace", unit="sessions", at_least=1, at_most=MANY)
+    ] = None
     wrap: Annotated[bool, _meta("Start again at the end of the trace (reported as repeat factor)")] = False
     history: Annotated[
         str,
@@ -237,16 +257,21 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             "sharing that the trace means is kept inside the run"
         ),
     ] = None
-    delay_scale: Annotated[float, _meta("Think and tool times are multiplied by this", at_least=0)] = 1.0
+    delay_scale: Annotated[float, _meta("Think and tool times are multiplied by this", at_least=0, at_most=1e4)] = 1.0
     delay_cap_ns: Annotated[int | None, _meta("Longest think or tool time, after scaling", **DURATION)] = 60 * SECOND_NS
     length_scale: Annotated[
-        float, _meta("Prompt lengths of synthesised text are multiplied by this (for small models)", above=0)
+        float,
+        _meta("Prompt lengths of synthesised text are multiplied by this (for small models)", above=0, at_most=1e4),
     ] = 1.0
-    output_scale: Annotated[float, _meta("Asked output lengths are multiplied by this", above=0)] = 1.0
-    max_tokens: Annotated[int | None, _meta("Cap of every asked output length", unit="tokens", at_least=1)] = None
-    max_turns: Annotated[int | None, _meta("Play only the first turns of a session", unit="turns", at_least=1)] = None
+    output_scale: Annotated[float, _meta("Asked output lengths are multiplied by this", above=0, at_most=1e4)] = 1.0
+    max_tokens: Annotated[
+        int | None, _meta("Cap of every asked output length", unit="tokens", at_least=1, at_most=MANY)
+    ] = None
+    max_turns: Annotated[
+        int | None, _meta("Play only the first turns of a session", unit="turns", at_least=1, at_most=MANY)
+    ] = None
     context_limit: Annotated[
-        int | None, _meta("Longest prompt plus output that the model takes", unit="tokens", at_least=1)
+        int | None, _meta("Longest prompt plus output that the model takes", unit="tokens", at_least=1, at_most=MANY)
     ] = None
     too_long: Annotated[
         str,
@@ -274,7 +299,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     channel: Annotated[str | None, _meta("Only this channel")] = None
     stage: Annotated[str | None, _meta("Only this stage")] = None
     min_samples: Annotated[
-        int | None, _meta("Fewer are `no data`; default: the statistic's floor", unit="turns", at_least=1)
+        int | None, _meta("Fewer are `no data`; default: the statistic's floor", unit="turns", at_least=1, at_most=MANY)
     ] = None
     severity: Annotated[str, _meta("fail, or warn (shown, never fails the gate)", choices=("fail", "warn"))] = "fail"
     abort: Annotated[bool, _meta("Stop a run that can't pass any more", later="early abort")] = False
@@ -286,10 +311,12 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """[sampling]: the same for every channel, or the comparison is none."""
 
-    temperature: Annotated[float | None, _meta("Temperature", at_least=0)] = 0.0
-    top_p: Annotated[float | None, _meta("Nucleus", above=0)] = None
-    seed: Annotated[int | None, _meta("Sampling seed sent to the engine")] = None
-    max_tokens: Annotated[int, _meta("Output limit where the trace doesn't say", unit="tokens", at_least=1)] = 256
+    temperature: Annotated[float | None, _meta("Temperature", at_least=0, at_most=100)] = 0.0
+    top_p: Annotated[float | None, _meta("Nucleus", above=0, at_most=1)] = None
+    seed: Annotated[int | None, _meta("Sampling seed sent to the engine", at_least=-LARGEST, at_most=LARGEST)] = None
+    max_tokens: Annotated[
+        int, _meta("Output limit where the trace doesn't say", unit="tokens", at_least=1, at_most=MANY)
+    ] = 256
     stop: Annotated[tuple[str, ...], _meta("Stop strings")] = ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 
@@ -20,6 +21,9 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s|m|h)\s*")
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _LARGEST_NS = 366 * 24 * UNIT_NS["h"]
+_SHOWN = 40
+_WRITTEN = 100
+"""Characters of the longest duration that is looked at; a digit more is no precision."""
 
 
 def parse_duration(text: str) -> int:
@@ -32,6 +36,8 @@ def parse_duration(text: str) -> int:
     at = 0
     before: int | None = None
     text = text.strip()
+    if len(text) > _WRITTEN:
+        raise ValueError(_no_duration(text))
     while at < len(text):
         part = _PART.match(text, at)
         if part is None:
@@ -44,14 +50,15 @@ def parse_duration(text: str) -> int:
         at = part.end()
     if before is None:
         raise ValueError(_no_duration(text))
-    if total != int(total):
-        raise ValueError(f"{text!r} is not a whole number of nanoseconds")
     if total > _LARGEST_NS:
         raise ValueError(f"{text!r} is more than a year")
+    if total != int(total):
+        raise ValueError(f"{text!r} is not a whole number of nanoseconds")
     return int(total)
 
 
 def _no_duration(text: str) -> str:
+    text = shortened(text)
     if _NUMBER.fullmatch(text):
         return f'{text!r} has no unit; write "{text}s" or "{text}ms"'
     return f'{text!r} is no duration; write it like "5m", "800ms" or "1h30m"'
@@ -84,14 +91,30 @@ def parse_limit(value: object, unit: str) -> float:
     if isinstance(value, str):
         bare = value.removesuffix(unit).strip()
         if not _NUMBER.fullmatch(bare):
-            raise ValueError(f"{value!r} does not fit the metric's unit ({unit}); write a number")
-        return float(bare)
-    return float(value)
+            raise ValueError(f"{shortened(value)!r} does not fit the metric's unit ({unit}); write a number")
+        value = float(bare)
+    return float(finite(value))
+
+
+def finite(value: float) -> float:
+    """The number itself. Raises ValueError for NaN, infinities and what no float can hold."""
+    try:
+        if math.isfinite(value):
+            return value
+    except OverflowError:
+        raise ValueError(f"{shortened(str(value))} is too large") from None
+    raise ValueError(f"{value} is not a finite number")
+
+
+def shortened(text: str) -> str:
+    """At most 40 characters of what was written, for messages."""
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 def _duration_limit(value: float | str, unit: str) -> float:
     if not isinstance(value, str):
-        raise ValueError(f'{value} has no unit; write "{value}ms" or "{value}s"')
+        shown = shortened(str(finite(value)))
+        raise ValueError(f'{shown} has no unit; write "{shown}ms" or "{shown}s"')
     if _PERCENT.fullmatch(value.strip()):
         raise ValueError(f'{value!r} is a share, but the metric is a time; write it like "800ms"')
     return parse_duration(value) / UNIT_NS[unit]
@@ -101,10 +124,10 @@ def _ratio_limit(value: float | str) -> float:
     if isinstance(value, str):
         share = _PERCENT.fullmatch(value.strip())
         if share is None:
-            raise ValueError(f'{value!r} is no share; write "1%" or 0.01')
+            raise ValueError(f'{shortened(value)!r} is no share; write "1%" or 0.01')
         value = float(Decimal(share[1]) / 100)
-    if not 0 <= value <= 1:
-        raise ValueError(f'{value} is not between 0 and 1; write "1%" or 0.01')
+    if not 0 <= finite(value) <= 1:
+        raise ValueError(f'{shortened(str(value))} is not between 0 and 1; write "1%" or 0.01')
     return float(value)
 
 

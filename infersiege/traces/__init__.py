@@ -15,7 +15,7 @@ from infersiege.traces.builtin import LONG_DOCUMENT_OPTIONS, SHORT_QA_OPTIONS, L
 from infersiege.traces.conversation import Conversation, PreparedTurn, prompt_salt
 from infersiege.traces.describe import Description, describe
 from infersiege.traces.options import OptionTable, check_options
-from infersiege.traces.source import Head, Source
+from infersiege.traces.source import Head, Source, not_json
 from infersiege.traces.text import CHARS_PER_TOKEN, Synthesizer
 from infersiege.traces.trace import ReadOptions, Trace
 from infersiege.traces.words import WORDS
@@ -151,8 +151,12 @@ def detect_format(source: Source) -> str:
         )
     if not head.text.strip():
         raise TraceError(f"{source.path}: the file has no rows", hint="name a trace file with at least one session")
+    line = head.first_line
+    # A bare bracket begins a document over many lines, which may be sound.
+    if head.fault is not None and len(line) > 1 and (line[0] == "{" or line[0] + line[-1] == "[]"):
+        raise not_json(source.path, head.first_number, head.fault)
     raise TraceError(
-        f"{source.path}:1: format can't be told from {head.first_line[:60]!r}",
+        f"{source.path}:{head.first_number}: format can't be told from {head.first_line[:60]!r}",
         hint=f"formats: {', '.join(READERS)}; not read yet: {', '.join(LATER_READERS)}",
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from infersiege.errors import TraceError
 from infersiege.records import BlockText, Message, Session, Turn
 from infersiege.traces.builtin import SECOND_NS, Draw, Generated
 from infersiege.traces.options import Option, OptionTable
@@ -48,6 +49,8 @@ _CALL_TOKENS = 24
 """About what a tool call with its one argument costs, beside the answer's text."""
 _TOOL_FRAME_TOKENS = 60
 """About what a tool definition costs without its description."""
+_LARGEST_PREFIX = 10_000_000
+"""It is made and held as text when the trace is opened."""
 _MIN_TOOLS = 2
 _TOKENS_PER_TOOL = 600
 
@@ -58,6 +61,11 @@ class Agent(Generated):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         prefix = options.prompt_tokens(int(self._number("prefix_tokens")))
+        if prefix > _LARGEST_PREFIX:
+            raise TraceError(
+                f"{options.name}: tools and system prompt of {prefix:,} tokens, the most is {_LARGEST_PREFIX:,}",
+                hint="lower options.prefix_tokens or length_scale",
+            )
         tools = round(prefix * self._number("tools_share"))
         self._tools = _tool_definitions(tools, options)
         self._tool_tokens = sum(self._estimate(msgspec.json.encode(tool).decode()) for tool in self._tools)

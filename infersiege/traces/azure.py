@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from infersiege.errors import TraceError
 from infersiege.traces.lengths import LengthTrace
 from infersiege.traces.options import OptionTable
-from infersiege.traces.source import Head, Source
-from infersiege.traces.trace import ReadOptions, Tally, check_rate
+from infersiege.traces.source import Head, Source, check_tokens
+from infersiege.traces.trace import ReadOptions, Tally, check_rate, check_span
 
 NAME = "azure"
 OPTIONS: OptionTable = {}
@@ -44,7 +44,8 @@ def read(source: Source, options: ReadOptions) -> LengthTrace:
     tally = Tally()
     trace = LengthTrace(options, format=NAME, sha256=source.sha256(), block_tokens=None)
     rows = 0
-    first = before = -1
+    first: int | None = None
+    before = 0
     for line, row in _rows(source, tally):
         if options.limit is not None and len(trace.arrivals_ns or ()) >= options.limit:
             break
@@ -55,9 +56,11 @@ def read(source: Source, options: ReadOptions) -> LengthTrace:
         try:
             at = stamp_ns(row[0])
             prompt, output = int(row[1]), int(row[2])
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise TraceError(f"{place}: {error}", hint="a row is TIMESTAMP,ContextTokens,GeneratedTokens") from error
-        if first < 0:
+        for value, column in ((prompt, _COLUMNS[1]), (output, _COLUMNS[2])):
+            check_tokens(value, column, place)
+        if first is None:
             first = before = at
         if at < before:
             raise TraceError(
@@ -65,10 +68,11 @@ def read(source: Source, options: ReadOptions) -> LengthTrace:
                 hint="sort the file by TIMESTAMP",
             )
         before = at
+        arrival_ns = check_span(place, at - first, "time since the first row")
         if prompt <= 0 or output <= 0:
             tally.skip("no_input" if prompt <= 0 else "no_output", f"line {line}")
             continue
-        trace.add(line=line, arrival_ns=at - first, prompt=prompt, output=output)
+        trace.add(line=line, arrival_ns=arrival_ns, prompt=prompt, output=output)
     tally.require_sessions(len(trace.arrivals_ns or ()), str(source.path), rows)
     warning = check_rate(str(source.path), trace.arrivals_ns or (), "TIMESTAMP is a date and a time of day")
     trace.finish(rows=rows, tally=tally, warnings=() if warning is None else (warning,))
@@ -89,4 +93,7 @@ def _rows(source: Source, tally: Tally) -> Iterator[tuple[int, list[str]]]:
         tally.odd(f"column {extra!r} is not sent")
     for number, line in lines:
         if line.strip():
-            yield number, next(csv.reader([line]))
+            try:
+                yield number, next(csv.reader([line]))
+            except csv.Error as error:
+                raise TraceError(f"{source.path}:{number}: is no line of a CSV file ({error})") from error

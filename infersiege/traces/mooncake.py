@@ -14,7 +14,7 @@ from infersiege.traces.chat import UnsendableError, check_messages, request_extr
 from infersiege.traces.lengths import LengthTrace
 from infersiege.traces.options import Option
 from infersiege.traces.source import Head, Source, want_int, want_number
-from infersiege.traces.trace import ReadOptions, SessionList, Tally, Trace, check_rate
+from infersiege.traces.trace import ReadOptions, SessionList, Tally, Trace, check_rate, check_span
 
 NAME = "mooncake"
 
@@ -149,7 +149,7 @@ class _Clock:
                 hint="sort the file by timestamp",
             )
         self._before = stamp
-        return round((stamp - self._first) * _UNITS_NS[self._unit])
+        return check_span(place, round((stamp - self._first) * _UNITS_NS[self._unit]), "time since the first row")
 
     def warnings(self, arrivals_ns: Any) -> tuple[str, ...]:
         other = "s" if self._unit == "ms" else "ms"

@@ -15,7 +15,7 @@ from infersiege.records import Message, Session, Turn
 from infersiege.traces.chat import UnsendableError, check_messages, request_extra, turns_of
 from infersiege.traces.options import Option
 from infersiege.traces.source import Head, Source, want_number
-from infersiege.traces.trace import ReadOptions, SessionList, Tally
+from infersiege.traces.trace import ReadOptions, SessionList, Tally, check_span
 
 NAME = "openai-messages"
 
@@ -123,6 +123,7 @@ def _unwrap(source: Source, line: int, raw: object) -> _Row:
     delay_ns = round(want_number(raw, delays[0], place) * 1_000_000) if delays else 0
     if delay_ns < 0:
         raise TraceError(f"{place}: the delay is negative ({delay_ns / 1e6:g} ms)")
+    check_span(place, delay_ns, "the delay")
     ident = raw.get("session_id")
     return _Row(line, body, None if ident is None else str(ident), delay_ns)
 

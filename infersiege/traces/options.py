@@ -12,6 +12,9 @@ from infersiege.errors import TraceError
 
 Value = bool | int | float | str
 
+_MOST = 1e9
+"""Of numbers without a bound of their own."""
+
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One option. Its type is that of its default; an integer is taken where a number is wanted."""
@@ -42,13 +45,18 @@ def check_options(place: str, table: OptionTable, given: Mapping[str, object]) -
             continue
         fault, checked = _check(option, value)
         if fault is not None:
-            faults.append(f"option {name!r} {fault}, not {value!r}")
+            faults.append(f"option {name!r} {fault}, not {_short(value)}")
         else:
             values[name] = checked
     if faults:
         known = ", ".join(table) or "none"
         raise TraceError(f"{place}: {'; '.join(faults)}", hint=f"options: {known} (docs/traces.md)")
     return values
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else f"{shown[:39]}…"
 
 
 def _check(option: Option, value: object) -> tuple[str | None, Value]:
@@ -63,10 +71,11 @@ def _check(option: Option, value: object) -> tuple[str | None, Value]:
         return "is a number", default
     if isinstance(default, int) and not isinstance(value, int):
         return "is a whole number", default
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return "is a finite number", default
     if option.at_least is not None and value < option.at_least:
         return f"is at least {option.at_least:g}", default
-    if option.at_most is not None and value > option.at_most:
-        return f"is at most {option.at_most:g}", default
+    most = _MOST if option.at_most is None else option.at_most
+    if value > most:
+        return f"is at most {most:g}", default
     return None, (value if isinstance(default, int) else float(value))

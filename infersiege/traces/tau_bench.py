@@ -14,7 +14,7 @@ from infersiege.errors import TraceError
 from infersiege.records import Message, Session
 from infersiege.traces.chat import UnsendableError, check_messages, turns_of
 from infersiege.traces.options import OptionTable
-from infersiege.traces.source import Head, Source
+from infersiege.traces.source import Head, Source, decode_json
 from infersiege.traces.trace import ReadOptions, SessionList, Tally
 
 NAME = "tau-bench"
@@ -98,8 +98,8 @@ def derive_tools(conversations: list[list[Message]]) -> tuple[dict[str, Any], ..
 
 def _trajectories(source: Source) -> list[Any]:
     try:
-        document = msgspec.json.decode(source.bytes())
-    except (msgspec.DecodeError, RecursionError) as error:
+        document = decode_json(source.bytes())
+    except ValueError as error:
         raise TraceError(
             f"{source.path}: is not JSON ({error})", hint="the file may have been copied in part"
         ) from error
@@ -111,7 +111,7 @@ def _trajectories(source: Source) -> list[Any]:
 def _arguments(raw: object) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw) if isinstance(raw, str) else raw
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -130,6 +130,17 @@ class SessionList:
         return self._sessions[index]
 
 
+LONGEST_NS = 100 * 366 * 86_400 * 1_000_000_000
+"""A century: what lies further from a trace's first row, or takes longer, was read in the wrong unit."""
+
+
+def check_span(place: str, span_ns: int, what: str) -> int:
+    """`span_ns` itself. Raises TraceError where it is more than a century."""
+    if span_ns > LONGEST_NS:
+        raise TraceError(f"{place}: {what} is {span_ns / LONGEST_NS:,.0f} centuries", hint="check its unit")
+    return span_ns
+
+
 MAX_MEAN_RATE = 2_000.0
 """Sessions per second above which a trace's clock is taken to be misread (TR-03): no public trace has a tenth of it."""
 
