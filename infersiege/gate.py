@@ -153,7 +153,7 @@ def _minimum_of_one(
     name: str, metric: str, value: int | None, ended: int, unit: str, whole: GroupSummary
 ) -> RuleResult:
     if not ended:
-        verdict, detail = Verdict.NO_DATA, "no turn due in the steady window ended"
+        verdict, detail = Verdict.NO_DATA, _why_none_ended(whole)
     elif value:
         verdict, detail = Verdict.PASS, f"{value:,} {unit} in steady"
     else:
@@ -174,6 +174,14 @@ def _minimum_of_one(
         detail=detail,
         built_in=True,
     )
+
+
+def _why_none_ended(whole: GroupSummary) -> str:
+    counts = whole.counts
+    if not counts.planned:
+        return "no turn was due in the steady window"
+    ends = (("cancelled", counts.cancelled), ("lost", counts.lost), ("skipped", counts.skipped))
+    return f"no turn due in the steady window ended: {', '.join(f'{name} {n}' for name, n in ends if n)}"
 
 
 def _worst_errors(whole: GroupSummary) -> str:

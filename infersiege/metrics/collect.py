@@ -15,13 +15,16 @@ from collections.abc import Iterable
 from infersiege.metrics.definitions import METRICS, Metric
 from infersiege.metrics.facts import RunFacts, SteadyWindow
 from infersiege.metrics.histogram import bucket_of
-from infersiege.metrics.turn import BURST_NS, was_asked
+from infersiege.metrics.turn import BURST_NS, contradicts_itself, was_asked
 from infersiege.records import ErrorClass, Outcome, Phase, Reason, TokensFrom, TurnRecord
 
 SECOND_NS = 1_000_000_000
 
 WIDE_SLACK_NS = 1_000_000
 """A first token whose arrival is in doubt by more than this counts against the client."""
+
+ODD_USAGE = "odd_usage"
+"""Flag of a turn whose server told a token count that can be none."""
 
 BURST_CHUNKS = 8
 """Shorter streams are not judged for bursts."""
@@ -30,15 +33,17 @@ GRACE_NS = SECOND_NS
 GRACE_SHARE = 0.05
 """An arrival due in steady is delivered when it begins before the window's end plus the smaller of the two."""
 
+PAUSE_NS = 2 * SECOND_NS
+LONGEST_RETRY_NS = 60 * SECOND_NS
+"""A user whose request failed pauses before its next session: so long, and what the server asked for (Retry-After)."""
+
 _BURST_BUCKET = bucket_of(BURST_NS)
 
 
-def is_bursty(turn: TurnRecord) -> bool | None:
-    """Whether most chunks came within 1 ms of the one before (ST-24); None: too short to tell."""
-    if turn.chunks < BURST_CHUNKS:
-        return None
-    apart = sum(count for bucket, count in turn.gaps.items() if bucket >= _BURST_BUCKET)
-    return apart < (turn.chunks - 1) / 2
+def end_of(turn: TurnRecord) -> str:
+    """How a turn ended that did not succeed: `failed: context_length`, `skipped: too_long`."""
+    why = turn.error_class if turn.outcome is Outcome.FAILED else turn.reason
+    return f"{turn.outcome.value}: {'unknown' if why is None else why.value}"
 
 
 class Cell:
@@ -62,6 +67,8 @@ class Cell:
         self._begin_by_ns = _begin_by(facts.steady, stage)
         self.outcomes: Counter[Outcome] = Counter()
         self.errors: Counter[str] = Counter()
+        self.unplayed: Counter[str] = Counter()
+        """Turns that neither succeeded nor failed, by `outcome: reason`."""
         self.finish_reasons: Counter[str] = Counter()
         self.gaps: dict[int, int] = {}
         """Inter-chunk gaps by bucket."""
@@ -74,19 +81,23 @@ class Cell:
         self.outcomes[turn.outcome] += 1
         tally["asked"] += was_asked(turn)
         tally["clock_step"] += turn.clock_step
+        tally["contradicting"] += contradicts_itself(turn)
+        if turn.flags:
+            tally["odd_usage"] += ODD_USAGE in turn.flags
+            self.emulated = self.emulated or "emulated" in turn.flags
         if turn.turn == 0 and was_asked(turn):
             tally["arrivals"] += 1
             tally["arrivals_begun"] += turn.attempt_ns is not None and turn.attempt_ns < self._begin_by_ns
         if turn.first_token_slack_ns is not None:
             tally["slack"] += 1
             tally["slack_wide"] += turn.first_token_slack_ns > WIDE_SLACK_NS
-        if "emulated" in turn.flags:
-            self.emulated = True
         if turn.outcome is Outcome.OK:
             self._ok(turn)
         elif turn.outcome is Outcome.FAILED:
             self._enter(self._of_failed, turn)
             self.errors[str(turn.error_class) if turn.error_class is not None else "unknown"] += 1
+        else:
+            self.unplayed[end_of(turn)] += 1
         if self.limits:
             tally[self._judged(turn)] += 1
 
@@ -96,12 +107,15 @@ class Cell:
         self.finish_reasons["unknown" if turn.finish_reason is None else turn.finish_reason] += 1
         if self.streamed:
             self.missing["gap"] += not turn.gaps
-            gaps = self.gaps
+            gaps, apart = self.gaps, 0
             for bucket, count in turn.gaps.items():
                 gaps[bucket] = gaps.get(bucket, 0) + count
-            bursty = is_bursty(turn)
-            tally["burst_judged"] += bursty is not None
-            tally["bursty"] += bursty is True
+                if bucket >= _BURST_BUCKET:
+                    apart += count
+            if turn.chunks >= BURST_CHUNKS:
+                tally["burst_judged"] += 1
+                # Most chunks came within 1 ms of the one before (ST-24).
+                tally["bursty"] += apart < (turn.chunks - 1) / 2
         if turn.prompt_tokens is not None:
             tally["prompt_known"] += 1
             tally["prompt_tokens"] += turn.prompt_tokens
@@ -115,7 +129,9 @@ class Cell:
         if turn.output_tokens is not None:
             tally["output_known"] += 1
             tally["output_tokens"] += turn.output_tokens
-            tally["estimated"] += turn.tokens_from is not TokensFrom.USAGE
+            if turn.tokens_from is not TokensFrom.USAGE:
+                tally["estimated"] += 1
+                tally["estimated_odd"] += ODD_USAGE in turn.flags
             if turn.asked_output_tokens is not None:
                 tally["output_compared"] += turn.output_tokens
                 tally["output_asked"] += turn.asked_output_tokens
@@ -175,6 +191,8 @@ class Flow:
         self.session_start: array[int] = array("q")
         self.session_end: array[int] = array("q")
         """First due_ns and last closed_ns of each session that began."""
+        self.session_pause: array[int] = array("q")
+        """How long its user may wait before the next one without being gone: 0 unless the session ended in failure."""
         self._sessions: dict[str, int] = {}
         self.tokens: list[int] = [0] * len(windows)
         """By window: tokens of turns whose answer lies wholly inside one."""
@@ -202,11 +220,16 @@ class Flow:
 
     def _session(self, turn: TurnRecord) -> None:
         end_ns = turn.due_ns if turn.closed_ns is None else turn.closed_ns
+        pause_ns = 0
+        if turn.outcome is Outcome.FAILED:
+            pause_ns = PAUSE_NS + min(max(turn.retry_after_ns or 0, 0), LONGEST_RETRY_NS)
         index = self._sessions.setdefault(turn.session_id, len(self.session_start))
         if index == len(self.session_start):
             self.session_start.append(turn.due_ns)
             self.session_end.append(end_ns)
+            self.session_pause.append(pause_ns)
             return
+        self.session_pause[index] = max(self.session_pause[index], pause_ns)
         self.session_start[index] = min(self.session_start[index], turn.due_ns)
         self.session_end[index] = max(self.session_end[index], end_ns)
 
@@ -261,6 +284,8 @@ class Collector:
         self.cells: dict[tuple[str, str, str], Cell] = {}
         self.flows: dict[tuple[str, str], Flow] = {}
         self.outcomes: Counter[Outcome] = Counter()
+        self.ends: Counter[str] = Counter()
+        """Turns of all phases that did not succeed, by `end_of`."""
         self.tokens_from: Counter[str] = Counter()
         self.stamp_source: Counter[str] = Counter()
         self.client_resource = 0
@@ -278,6 +303,8 @@ class Collector:
 
     def add(self, turn: TurnRecord) -> None:
         self.outcomes[turn.outcome] += 1
+        if turn.outcome is not Outcome.OK:
+            self.ends[end_of(turn)] += 1
         if turn.tokens_from is not None:
             self.tokens_from[turn.tokens_from.value] += 1
         if turn.stamp_source is not None:

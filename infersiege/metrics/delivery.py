@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -116,15 +117,40 @@ def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> D
 
 
 def _switching(flows: Iterable[Flow], window: SteadyWindow) -> float:
-    """Mean number of users between two sessions: each end is paired with the next start within SWITCH_NS."""
+    """Mean number of users between two sessions: each end is paired with the start that most likely followed it.
+
+    Records don't name users. An end in good order was followed by a start within SWITCH_NS. A start without such an end
+    belongs to the oldest session that ended in failure, whose user pauses before the next one (`Flow.session_pause`):
+    a server's outage is no load that we failed to deliver.
+    """
     flows = list(flows)
     starts = np.sort(instants(flow.session_start for flow in flows)).tolist()
-    ends = np.sort(instants(flow.session_end for flow in flows)).tolist()
-    between_ns, free = 0, 0
+    ends = instants(flow.session_end for flow in flows)
+    pauses = instants(flow.session_pause for flow in flows)
+    well = np.sort(ends[pauses == 0]).tolist()
+    broken = sorted(zip(ends[pauses > 0].tolist(), pauses[pauses > 0].tolist(), strict=True))
+    between_ns, free, seen = 0, 0, 0
+    pausing: deque[tuple[int, int]] = deque()
+    """(end, latest next start) of users that pause, in order of their ends."""
     for start_ns in starts:
-        while free < len(ends) and ends[free] < start_ns - SWITCH_NS:
+        while free < len(well) and well[free] < start_ns - SWITCH_NS:
             free += 1
-        if free < len(ends) and ends[free] <= start_ns:
-            between_ns += max(0, min(start_ns, window.end_ns) - max(ends[free], window.start_ns))
+        if free < len(well) and well[free] <= start_ns:
+            between_ns += _overlap(well[free], start_ns, window)
             free += 1
+            continue
+        while seen < len(broken) and broken[seen][0] <= start_ns:
+            pausing.append((broken[seen][0], sum(broken[seen])))
+            seen += 1
+        while pausing and pausing[0][1] < start_ns:
+            pausing.popleft()
+        if pausing:
+            between_ns += _overlap(pausing.popleft()[0], start_ns, window)
+    # Those that still paused when the window ended had no next session.
+    pausing.extend((end_ns, end_ns + pause_ns) for end_ns, pause_ns in broken[seen:])
+    between_ns += sum(_overlap(end_ns, window.end_ns, window) for end_ns, until in pausing if until >= window.end_ns)
     return between_ns / window.duration_ns
+
+
+def _overlap(start_ns: int, end_ns: int, window: SteadyWindow) -> int:
+    return max(0, min(end_ns, window.end_ns) - max(start_ns, window.start_ns))

@@ -64,7 +64,7 @@ def lateness(turn: TurnRecord) -> int | None:
 
 
 def upload(turn: TurnRecord) -> int | None:
-    if turn.sent_ns is None or turn.sent_end_ns is None:
+    if turn.sent_ns is None or turn.sent_end_ns is None or turn.sent_end_ns < turn.sent_ns:
         return None
     return turn.sent_end_ns - turn.sent_ns
 
@@ -75,6 +75,14 @@ def time_to_error(turn: TurnRecord) -> int | None:
 
 def closed_from_due(turn: TurnRecord) -> int | None:
     return _span(turn.due_ns, turn.closed_ns)
+
+
+def contradicts_itself(turn: TurnRecord) -> bool:
+    """Whether something ended before it began, as when the clock was set back in between."""
+    first, last, sent, closed = turn.first_token_ns, turn.last_token_ns, turn.sent_ns, turn.closed_ns
+    if sent is not None and ((first is not None and first <= sent) or (closed is not None and closed < sent)):
+        return True
+    return first is not None and last is not None and last < first
 
 
 _NOT_ASKED = frozenset({Reason.AFTER_FAILURE, Reason.TOO_LONG, Reason.BUDGET, Reason.INTERRUPTED})

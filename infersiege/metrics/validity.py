@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from infersiege.metrics.collect import WIDE_SLACK_NS, Collector
 from infersiege.metrics.delivery import Delivered
 from infersiege.metrics.groups import LENGTH_TOLERANCE
-from infersiege.records import Counts, GroupSummary
+from infersiege.records import Counts, GroupSummary, Outcome, Reason
 
 DELIVERED_FLOOR = 0.95
 """Less of the asked load than this makes a run invalid."""
@@ -83,11 +84,31 @@ def _faults_of_ours(collector: Collector) -> list[str]:
 
 
 def _windows(collector: Collector) -> list[str]:
+    if collector.facts.interrupted and not (collector.windows and collector.cells):
+        where = "before any turn was due in its steady window" if collector.windows else "in its warm-up"
+        return [f"the run was interrupted {where}: nothing was measured"]
     if not collector.windows:
         return ["no steady window was reached: the run ended inside its warm-up; lengthen duration or shorten warmup"]
     if not collector.cells:
-        return ["no turn was due in the steady window; check the trace's length, the rate and the warm-up"]
+        return [_nothing_due(collector)]
     return []
+
+
+def _nothing_due(collector: Collector) -> str:
+    """What became of the turns before the window, where that explains why there were none in it."""
+    said, ends = "no turn was due in the steady window", _ends(collector.ends)
+    if not ends:
+        return f"{said}; check the trace's length, the rate and the warm-up"
+    turns = collector.outcomes.total()
+    return f"{said}: of the {turns} turns of the run {collector.ends.total()} did not succeed ({ends})"
+
+
+def _ends(counts: Counter[str]) -> str:
+    """The most frequent ones: `failed: context_length 12, skipped: after_failure 3`."""
+    worst = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    # What the run's end left is on the list of every run and explains nothing.
+    told = [(name, count) for name, count in worst if name != f"skipped: {Reason.RUN_END}"]
+    return ", ".join(f"{name} {count}" for name, count in told[:3])
 
 
 def _undelivered(one: Delivered) -> str | None:
@@ -158,7 +179,8 @@ def _client(collector: Collector) -> list[str]:
 
 def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
     """What does not make the run invalid but must be read with its figures."""
-    warnings = [*collector.facts.warnings, *_about_tokens(collector), *_about_streams(collector)]
+    warnings = [*collector.facts.warnings, *_about_turns(collector)]
+    warnings += [*_about_tokens(collector), *_about_streams(collector)]
     stepped = _tally(collector, "clock_step")
     if stepped and not _too_many(stepped, sum(cell.outcomes.total() for cell in collector.cells.values())):
         warnings.append(f"the clock was stepped during {stepped} turns; their stamps are those of the reads")
@@ -177,11 +199,37 @@ def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
     return tuple(dict.fromkeys(warnings))
 
 
+def _about_turns(collector: Collector) -> list[str]:
+    warnings = []
+    ended = sum(cell.outcomes[Outcome.OK] + cell.outcomes[Outcome.FAILED] for cell in collector.cells.values())
+    unplayed: Counter[str] = Counter()
+    for cell in collector.cells.values():
+        unplayed.update(cell.unplayed)
+    if unplayed and not ended:
+        ends = _ends(unplayed) or f"skipped: {Reason.RUN_END} {unplayed.total()}"
+        warnings.append(f"none of the {unplayed.total()} turns that were due in the steady window ended: {ends}")
+    contradicting = _tally(collector, "contradicting")
+    if contradicting:
+        warnings.append(
+            f"{contradicting} turns have times that contradict one another (a first token before its request, an end "
+            "before its start): the clock was set back, or rows are damaged; the figures that they would give are missing"
+        )
+    return warnings
+
+
 def _about_tokens(collector: Collector) -> list[str]:
     warnings = []
     estimated, known = _tally(collector, "estimated"), _tally(collector, "output_known")
-    if estimated:
-        warnings.append(f"token counts are estimated for {estimated} of {known} turns: the server sent no usage")
+    odd = _tally(collector, "estimated_odd")
+    if estimated - odd:
+        warnings.append(f"token counts are estimated for {estimated - odd} of {known} turns: the server sent no usage")
+    nonsense = _tally(collector, "odd_usage")
+    if nonsense:
+        instead = f"; {odd} of {known} counts of output are estimates instead" if odd else ""
+        warnings.append(
+            f"the server sent nonsense as usage in {nonsense} turns (a token count that is negative, absurdly large or no "
+            f"whole number), which is left out{instead}"
+        )
     asked, real = _tally(collector, "prompt_asked"), _tally(collector, "prompt_compared")
     if asked and abs(real / asked - 1) > LENGTH_TOLERANCE:
         warnings.append(

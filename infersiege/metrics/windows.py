@@ -13,6 +13,9 @@ from infersiege.records import Outcome, Phase, TurnRecord, WindowRow
 
 SECOND_NS = 1_000_000_000
 
+LONGEST_QUIET_S = 86_400
+"""No turn is open for longer than a day: what says so is a damaged row, and not to be filled with seconds."""
+
 Key = tuple[str, str, str, Phase]
 
 
@@ -23,12 +26,16 @@ class _Second:
     counts: Counter[str] = field(default_factory=Counter)
     """By the name of a WindowRow field."""
     errors: Counter[str] = field(default_factory=Counter)
-    histograms: dict[str, Counter[int]] = field(default_factory=dict)
+    histograms: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def value(self, name: str, duration_ns: float | None) -> None:
         if duration_ns is not None:
             # A worker's clock may put an attempt some nanoseconds before its due time.
-            self.histograms.setdefault(name, Counter())[bucket_of(max(round(duration_ns), 0))] += 1
+            counts = self.histograms.get(name)
+            if counts is None:
+                counts = self.histograms[name] = {}
+            bucket = bucket_of(max(round(duration_ns), 0))
+            counts[bucket] = counts.get(bucket, 0) + 1
 
 
 class _Series:
@@ -42,7 +49,10 @@ class _Series:
         self.users: Counter[int] = Counter()
 
     def at(self, ns: int) -> _Second:
-        return self.seconds.setdefault(ns // SECOND_NS, _Second())
+        found = self.seconds.get(ns // SECOND_NS)
+        if found is None:
+            found = self.seconds[ns // SECOND_NS] = _Second()
+        return found
 
     def add(self, turn: TurnRecord) -> None:
         if of.was_asked(turn):
@@ -55,7 +65,7 @@ class _Series:
             self.at(turn.first_token_ns).value("ttft", of.ttft(turn))
         for second, count in turn.chunks_by_second.items():
             self.at(second * SECOND_NS).counts["chunks"] += count
-        if turn.sent_ns is not None and turn.closed_ns is not None:
+        if turn.sent_ns is not None and turn.closed_ns is not None and turn.closed_ns >= turn.sent_ns:
             self.in_flight[turn.sent_ns // SECOND_NS] += 1
             self.in_flight[turn.closed_ns // SECOND_NS] -= 1
         self._end(turn)
@@ -82,7 +92,7 @@ class _Series:
             if in_flight or users:
                 # A second in which nothing happened still had turns open.
                 until = known[place + 1] if place + 1 < len(known) else second + 1
-                for quiet in range(second + 1, until):
+                for quiet in range(second + 1, min(until, second + LONGEST_QUIET_S)):
                     yield self._row(quiet, in_flight, users)
 
     def _row(self, second: int, in_flight: int, users: int) -> WindowRow:

@@ -65,7 +65,9 @@ class Collected(msgspec.Struct, kw_only=True):
     """Filled turn by turn with `add`; nothing in it grows with the number of turns."""
 
     shapes: dict[tuple[str, str], Histogram] = {}
-    """(scenario, metric) -> distribution in ns over ok turns of phase steady."""
+    """(scenario, metric) -> distribution in ns over ok turns of phase steady, gaps apart."""
+    gaps: dict[str, dict[int, int]] = {}
+    """scenario -> sparse histogram of the inter-chunk gaps of the same turns."""
     tokens_by_second: dict[int, float] = {}
     """Unix second -> output tokens that arrived in it: a turn's tokens are spread over its chunks."""
     errors_by_second: dict[str, dict[int, int]] = {}
@@ -155,7 +157,9 @@ def _ok(made: Collected, heap: list[Slow], turn: TurnRecord) -> None:
     for metric, ns in values.items():
         _shape(made, turn.scenario, metric).add(ns)
     if turn.gaps:
-        _shape(made, turn.scenario, "gap").merge(Histogram.from_sparse(turn.gaps))
+        gaps = made.gaps.setdefault(turn.scenario, {})
+        for bucket, count in turn.gaps.items():
+            gaps[bucket] = gaps.get(bucket, 0) + count
     if "e2e" in values:
         _keep_slowest(heap, turn, values)
     key = (turn.scenario, min(turn.turn, TURN_NUMBERS))

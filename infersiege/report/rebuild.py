@@ -15,7 +15,7 @@ from infersiege.plan.schema import Plan
 from infersiege.records import EventRow, Summary, TurnRecord, Verdict, WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.html import render
-from infersiege.rundir import PlanFile, RunDirectory, StageFacts
+from infersiege.rundir import PlanFile, RunDirectory, StageFacts, span_of_run
 
 NOT_ENDED = "the run did not end by itself (crash or kill): what its workers still held is missing; run it again"
 
@@ -110,7 +110,8 @@ def read(run: RunDirectory) -> Rebuilt:
     file = run.read_plan()
     noticed: list[str] = []
     collected, seen = Collected(), _Span()
-    rows = windows(_watched(run.read_turns(noticed.append), (collected, seen)))
+    turns = run.read_turns(noticed.append, span=span_of_run(file.created_ns, file.ended_ns))
+    rows = windows(_watched(turns, (collected, seen)))
     events = _events(run, noticed)
     started_ns = next((at for at in (file.started_ns, seen.first_ns) if at is not None), file.created_ns)
     ended_ns = next((at for at in (file.ended_ns, seen.last_ns) if at is not None), started_ns)

@@ -168,6 +168,8 @@ def _label(value: float, label: str, place: int) -> Figure:
 
 def shapes_of(collected: Collected, metric: str) -> dict[str, Histogram]:
     """scenario -> distribution."""
+    if metric == "gap":
+        return {scenario: Histogram.from_sparse(counts) for scenario, counts in collected.gaps.items()}
     return {scenario: part for (scenario, name), part in collected.shapes.items() if name == metric}
 
 

@@ -4,6 +4,7 @@ One writer, the master of the run; everybody else reads. Rows are appended whole
 the file ends with a whole row, and only a crash can leave a torn last line.
 """
 
+from infersiege.rundir.damage import span_of_run
 from infersiege.rundir.directory import RunDirectory
 from infersiege.rundir.names import (
     EVENTS,
@@ -36,4 +37,5 @@ __all__ = [
     "StageFacts",
     "default_path",
     "slug",
+    "span_of_run",
 ]

@@ -11,6 +11,7 @@ import msgspec
 
 from infersiege.errors import InternalError, RunDirectoryError, UsageError
 from infersiege.records import SCHEMA_VERSION, ClientHealth, EventRow, Summary, TurnRecord, WindowRow
+from infersiege.rundir.damage import Span, damage_of
 from infersiege.rundir.files import Appender, Versioned, bad_line, discard, pretty, reason_of, remedy_for
 from infersiege.rundir.names import (
     CLIENTS,
@@ -198,13 +199,24 @@ class RunDirectory:
     def has_events(self) -> bool:
         return (self.path / EVENTS).exists()
 
-    def read_turns(self, on_torn: Callable[[str], None] | None = None) -> Iterator[TurnRecord]:
+    def read_turns(
+        self, on_torn: Callable[[str], None] | None = None, *, span: Span | None = None
+    ) -> Iterator[TurnRecord]:
         """Every turn of the run, in file order, one at a time (a run may have millions).
 
         A last line that a crash left torn is left out; `on_torn` gets one sentence with its line number. Any other bad
-        line raises RunDirectoryError with its line number.
+        line raises RunDirectoryError with its line number; with `span` (the time of the run) so does one that holds
+        what no turn of it can have, such as a negative count or an instant of another year.
         """
-        return self._rows(TURNS, TurnRecord, on_torn)
+        rows = self._rows(TURNS, TurnRecord, on_torn)
+        if span is None:
+            yield from rows
+            return
+        for number, turn in enumerate(rows, 1):
+            damage = damage_of(turn, span)
+            if damage is not None:
+                raise bad_line(self.path / TURNS, number, b"", ValueError(f"no turn can have this: {damage}"))
+            yield turn
 
     def read_windows(self) -> Iterator[WindowRow]:
         """As `read_turns`."""
