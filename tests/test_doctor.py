@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from scripted_server import Peer
+from scripted_server import Server as ScriptedServer
 
 from infersiege.cli.doctor import doctor
 from infersiege.doctor import examine, preflight
@@ -193,6 +195,13 @@ def test_proxy_variables_of_the_environment_are_not_used(monkeypatch: pytest.Mon
     assert ask(GOOD).model == "m"
 
 
+INTERIM = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n"
+
+
+def chat(answer: Route) -> dict[str, Route]:
+    return {**GOOD, "POST /v1/chat/completions": answer}
+
+
 WORKING = [
     ("no list of models", {"POST /v1/chat/completions": CHAT}, {}, {"models": None}),
     ("a list of models in another shape", {**GOOD, "GET /v1/models": response("[]")}, {}, {"models": None}),
@@ -234,6 +243,21 @@ WORKING = [
         {"engine": "llama.cpp"},
         {"context_length": "2048"},
     ),
+    (
+        "interim answers before each one",
+        {
+            "GET /v1/models": INTERIM + MODELS,
+            "POST /v1/chat/completions": b"HTTP/1.1 100 Continue\r\n\r\n" + INTERIM + INTERIM + CHAT,
+        },
+        {},
+        {"models": "m", "usage": "yes"},
+    ),
+    (
+        "identity as an encoding",
+        chat(stream(TEXT, USAGE, DONE, extra="content-encoding: identity\r\n")),
+        {},
+        {"usage": "yes"},
+    ),
     ("base URL without /v1", GOOD, {"base": "http://127.0.0.1:{port}"}, {}),
     ("base URL that is the endpoint", GOOD, {"base": "http://127.0.0.1:{port}/v1/chat/completions"}, {}),
     ("base URL by name", GOOD, {"base": "http://localhost:{port}/v1/"}, {}),
@@ -261,10 +285,6 @@ def test_an_emulator_is_known_as_one(routes: dict[str, Route]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- what is broken
-
-
-def chat(answer: Route) -> dict[str, Route]:
-    return {**GOOD, "POST /v1/chat/completions": answer}
 
 
 ERROR = '{"error":{"message":"%s","type":"%s","code":%d}}'
@@ -332,6 +352,34 @@ BROKEN: list[tuple[str, Mapping[str, Route], dict[str, object], list[str], list[
         {},
         ["answers 200 with a web page"],
         ["the API"],
+    ),
+    (
+        "a packed stream",
+        chat(response(b"\x1f\x8b", kind="text/event-stream", extra="content-encoding: gzip\r\n")),
+        {},
+        ["answers with content-encoding gzip, which nobody asked for"],
+        ["a proxy packs it"],
+    ),
+    (
+        "a packed refusal",
+        chat(response(b"\x1f\x8b\x00\xff", "400 Bad Request", extra="content-encoding: br\r\n")),
+        {},
+        ["answers 400 to a small request (content-encoding br, not asked for)"],
+        ["takes no such request"],
+    ),
+    (
+        "interim answers without end",
+        chat(INTERIM * 100),
+        {},
+        ["answers, but not in HTTP"],
+        [],
+    ),
+    (
+        "a switch of protocols",
+        chat(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\n\r\n"),
+        {},
+        ["answers 101 to a small request"],
+        [],
     ),
     ("a web page, not streamed", chat(HTML), {"stream": False}, ["answers 200 with a web page"], ["the API"]),
     (
@@ -578,10 +626,38 @@ def test_cl_11_a_self_signed_server(certificate: Path) -> None:
             preflight(plan_for(server.port), environ={})
 
 
-def test_a_file_of_authorities_that_holds_none(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("nothing")
-    with pytest.raises(TargetError, match="no certificate authorities can be read"):
+@pytest.mark.parametrize("content", ["nothing", "", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+def test_a_file_of_authorities_that_holds_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "ca.pem").write_text(content)
+    with pytest.raises(TargetError, match=r"ca\.pem: no certificate authorities can be read from it$") as caught:
         preflight(plan_for(1, "https://127.0.0.1:{port}/v1", ca=str(tmp_path / "ca.pem")), environ={})
+    assert "BEGIN CERTIFICATE" in (caught.value.hint or "")
+
+
+TRICKLED = {
+    "a head": (b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 10_000, "gives no answer within 0.5 s"),
+    "a stream without text": (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + b": ping\n\n" * 10_000,
+        "begins to stream but it had not ended after 0.5 s, our own limit",
+    ),
+    "interim answers": (INTERIM * 10_000, "gives no answer within 0.5 s"),
+}
+
+
+@pytest.mark.parametrize(("answer", "says"), TRICKLED.values(), ids=TRICKLED.keys())
+def test_a_trickle_is_cut_by_our_own_limit_and_the_message_says_so(answer: bytes, says: str) -> None:
+    """Each piece comes in time; what all of them together take is limited, too."""
+
+    def script(peer: Peer) -> None:
+        if peer.read_some().startswith(b"GET"):
+            peer.send(MODELS)
+        else:
+            peer.send(*(answer[at : at + 40] for at in range(0, len(answer), 40)), pause=0.05)
+
+    began = time.monotonic()
+    with ScriptedServer(script) as server, pytest.raises(TargetError, match=says):
+        preflight(plan_for(server.port, timeouts=Timeouts(first_token_ns=500_000_000)), environ={})
+    assert time.monotonic() - began < 15
 
 
 # ---------------------------------------------------------------------------------------------------- the command

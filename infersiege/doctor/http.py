@@ -7,18 +7,25 @@ and without gevent's patches.
 from __future__ import annotations
 
 import http.client
+import io
 import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
 from infersiege.errors import TargetError
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 _READ_BYTES = 1 << 16
+_MOST_INTERIM = 50
+"""Interim answers (1xx) before one that counts."""
 
 
 class NotReadyError(TargetError):
@@ -35,6 +42,12 @@ class Reply(msgspec.Struct, kw_only=True):
     body: bytes
     cut: str | None = None
     """Why the body ended early; None: it is whole, or as long as was wanted."""
+
+    @property
+    def encoding(self) -> str | None:
+        """What packed the body although nobody asked for it; None: nothing."""
+        encoding = self.headers.get("content-encoding", "").strip().lower()
+        return None if encoding in ("", "identity") else encoding
 
     @property
     def content_type(self) -> str:
@@ -58,9 +71,16 @@ def tls_context(ca: str | None, insecure: bool) -> ssl.SSLContext:
     """
     try:
         context = ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise TargetError(f"ca {ca}: no certificate authorities can be read from it: {reason}") from None
+    except ssl.SSLError:
+        raise TargetError(
+            f"ca {ca}: no certificate authorities can be read from it",
+            hint="it must be a PEM file, with lines -----BEGIN CERTIFICATE----- (no key, no DER)",
+        ) from None
+    except OSError as error:
+        raise TargetError(
+            f"ca {ca}: no certificate authorities can be read from it: {error.strerror or error}",
+            hint="name a PEM file that this user may read",
+        ) from None
     if insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -86,7 +106,6 @@ def fetch(
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    deadline = time.monotonic() + limits.connect_s + limits.answer_s
     connected = _connect(host, port, place, limits.connect_s, start_hint)
     with closing(_encrypted(connected, host, place, tls) if parts.scheme == "https" else connected) as connection:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -95,8 +114,9 @@ def fetch(
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         with _http_faults(url, parts.scheme, limits.answer_s):
             connection.settimeout(limits.answer_s)
+            reader = _Reader(_Timed(connection, time.monotonic() + limits.answer_s))
             client.request(method, path, body=body, headers={**headers, "Connection": "close"})
-            response = client.getresponse()
+            response = _final_answer(reader, method)
         with closing(response):
             reply = Reply(
                 url=url,
@@ -104,8 +124,47 @@ def fetch(
                 headers={name.lower(): value for name, value in response.getheaders()},
                 body=b"",
             )
-            _read(response, connection, reply, deadline, limits.most_bytes)
+            _read(response, reply, limits)
             return reply
+
+
+class _Timed(io.RawIOBase):
+    """Reads a socket until one deadline, however small the pieces are in which it trickles."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Raises TimeoutError at the deadline."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
+class _Reader(io.BufferedReader):
+    """What http.client reads an answer from. It outlives the interim answers, which close what they were read from."""
+
+    def makefile(self, *_: Any) -> _Reader:
+        return self
+
+    def close(self) -> None:
+        """The connection is closed by whoever opened it."""
+
+
+def _final_answer(reader: _Reader, method: str) -> http.client.HTTPResponse:
+    """Skip every 1xx but 101 (RFC 9110, 15.2); http.client itself knows only 100."""
+    for _ in range(_MOST_INTERIM):
+        response = http.client.HTTPResponse(cast(socket.socket, reader), method=method)
+        response.begin()
+        if not 101 < response.status < 200:
+            return response
+    raise http.client.HTTPException("interim answers without end")
 
 
 def _connect(host: str, port: int, place: str, timeout_s: float, start_hint: str) -> socket.socket:
@@ -169,18 +228,12 @@ def _http_faults(url: str, scheme: str, timeout_s: float) -> Iterator[None]:
         raise NotReadyError(f"{url}: the connection broke: {error.strerror or error}") from None
 
 
-def _read(
-    response: http.client.HTTPResponse, connection: socket.socket, reply: Reply, deadline: float, most: int
-) -> None:
+def _read(response: http.client.HTTPResponse, reply: Reply, limits: Limits) -> None:
     """Read the body into `reply`, until it ends, breaks, or is as long as anybody wants."""
     parts: list[bytes] = []
     size = 0
     try:
-        while size < most:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            connection.settimeout(left)
+        while size < limits.most_bytes:
             part = response.read1(_READ_BYTES)
             if not part:
                 break
@@ -192,7 +245,7 @@ def _read(
         if response.length:
             reply.cut = f"{response.length} bytes are missing"
     except TimeoutError:
-        reply.cut = "it did not end in time"
+        reply.cut = f"it had not ended after {limits.answer_s:g} s, our own limit"
     except (http.client.HTTPException, OSError, ValueError) as error:
         reply.cut = f"the connection broke ({type(error).__name__})"
     reply.body = b"".join(parts)

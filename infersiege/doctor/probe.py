@@ -145,6 +145,11 @@ class Probe:
         reply = self._fetch("POST", self.url, body)
         if reply.status != HTTPStatus.OK:
             self.refused(reply, "a small request")
+        if reply.encoding is not None:
+            self.fail(
+                f"{self.url} answers with content-encoding {self._said(reply.encoding)}, which nobody asked for",
+                "a proxy packs it: turn that off for this path, packed streams come late and in lumps",
+            )
         decoded = self._streamed(reply) if channel.stream else self._whole(reply)
         told = decoded.usage.output_tokens if decoded.usage is not None else None
         if decoded.fault is not None:
@@ -233,7 +238,9 @@ class Probe:
             if reply.body.strip()
             else ""
         )
-        if _is_html(reply):
+        if reply.encoding is not None:
+            said = f" (content-encoding {self._said(reply.encoding)}, not asked for)"
+        elif _is_html(reply):
             said = " (a web page)"
         seen = f"{reply.url} answers {status} to {what}{said}"
         if status in (401, 403):
