@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
-from infersiege.errors import ExitCode, InfersiegeError, PlanError
+from infersiege.cli.output import Outlet, steady_output
+from infersiege.errors import ExitCode, InfersiegeError, PlanError, UsageError, strongest
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("infersiege.cli.run", "Run a plan and leave a run directory."),
@@ -68,6 +69,18 @@ def report_error(error: InfersiegeError) -> None:
         click.echo(f"hint: {error.hint}", err=True)
 
 
+def report_usage(error: click.ClickException) -> None:
+    """What click found wrong with the command line, in our words."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return
+    message = " ".join(error.format_message().split()).removesuffix(".")
+    hint = None
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        hint = f"{error.ctx.command_path} --help shows what there is"
+    report_error(UsageError(message[:1].lower() + message[1:], hint=hint))
+
+
 def report_fault_of_ours(error: Exception) -> None:
     """An exception that nobody foresaw: the traceback goes to a file, one line to the user."""
     click.echo(f"error: a fault of infersiege: {type(error).__name__}: {error}", err=True)
@@ -84,20 +97,45 @@ def report_fault_of_ours(error: Exception) -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Entry point; always ends the process, with one of errors.ExitCode."""
+    with steady_output() as outlets:
+        code = _called(arguments, outlets)
+        if _lost_output(outlets):
+            code = strongest({ExitCode(code), ExitCode.USAGE})
+    sys.exit(int(code))
+
+
+def _called(arguments: list[str] | None, outlets: list[Outlet]) -> int:
+    """Run the command; every way in which it can end as an exit code."""
     try:
         code: Any = infersiege.main(args=arguments, prog_name="infersiege", standalone_mode=False)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int | None) else ExitCode.INTERNAL
     except InfersiegeError as error:
         report_error(error)
         code = error.exit_code
     except click.ClickException as error:
-        error.show()
+        report_usage(error)
         code = ExitCode.USAGE
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         code = ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        code = ExitCode.PASS  # The reader of our output has seen enough.
     except Exception as error:  # noqa: BLE001 - the last net: no traceback reaches a user
+        if any(error is outlet.fault for outlet in outlets):
+            return ExitCode.USAGE
         report_fault_of_ours(error)
         code = ExitCode.INTERNAL
-    sys.exit(int(code or 0))
+    return int(code or 0)
+
+
+def _lost_output(outlets: list[Outlet]) -> bool:
+    """Write what is left of the output; say why some of it could not be written, if so."""
+    try:
+        if outlets:
+            sys.stdout.flush()
+    except OSError:
+        pass  # the outlet knows it
+    faults = [outlet.fault for outlet in outlets if outlet.fault is not None]
+    for fault in faults:
+        hint = "free some space, or send the output elsewhere"
+        report_error(UsageError(f"standard output can't be written: {fault.strerror or fault}", hint=hint))
+    return bool(faults)

@@ -19,15 +19,25 @@ def address_of(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+_LONGEST_WAIT_S = 86_400
+
+
+def seconds_of(option: str, seconds: float) -> int:
+    """Nanoseconds of an option in seconds. Raises UsageError for what is no time to wait."""
+    if not 0 <= seconds <= _LONGEST_WAIT_S:  # NaN is not either
+        raise UsageError(f"{option} {seconds:g}: not a number of seconds from 0 to {_LONGEST_WAIT_S:,}")
+    return round(seconds * 1e9)
+
+
 @click.command(epilog="Example: infersiege run examples/plans/vllm.toml --workers 2 --set load.users=64")
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="The run directory itself; default: runs/<time>-<name>.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the plan; may be repeated."
 )
-@click.option("--workers", type=click.IntRange(min=0), help="Worker processes on this host; default: the plan's, 1.")
+@click.option("--workers", type=click.IntRange(0, 1_000), help="Worker processes on this host; default: the plan's, 1.")
 @click.option(
-    "--expect-workers", type=click.IntRange(min=1), help="Workers in all, with those that join from elsewhere."
+    "--expect-workers", type=click.IntRange(1, 10_000), help="Workers in all, with those that join from elsewhere."
 )
 @click.option("--bind", default="127.0.0.1:0", show_default=True, metavar="HOST:PORT", help="Where other workers join.")
 @click.option("--wait-for-target", default=0.0, metavar="SECONDS", help="Wait so long for the target to become ready.")
@@ -58,6 +68,7 @@ def run(
     from infersiege.swarm.interrupts import Interrupts
     from infersiege.swarm.run import RunOptions, SteadyConsole, run_plan
 
+    address, wait_ns = address_of(bind), seconds_of("--wait-for-target", wait_for_target)
     interrupts = Interrupts()
     console = SteadyConsole()
     loaded = load_plan(plan, overrides, os.environ)
@@ -68,8 +79,8 @@ def run(
         out=out,
         workers=workers,
         expect_workers=expect_workers,
-        bind=address_of(bind),
-        wait_for_target_ns=int(wait_for_target * 1e9),
+        bind=address,
+        wait_for_target_ns=wait_ns,
         gated=gated,
     )
     sys.exit(run_plan(loaded, options, console, os.environ, interrupts).summary.exit_code)

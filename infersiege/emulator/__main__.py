@@ -15,8 +15,10 @@ def main() -> int:
     try:
         emulate.main(prog_name="python -m infersiege.emulator", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        message = " ".join(error.format_message().split()).removesuffix(".")
+        click.echo(f"error: {message[:1].lower()}{message[1:]}", err=True)
+        click.echo("hint: python -m infersiege.emulator --help shows what there is", err=True)
+        return 2
     except click.Abort:
         return 0
     except InfersiegeError as error:
