@@ -98,8 +98,9 @@ class OpenAIChatDecoder:
 
         Raises ValueError on what is no JSON (or is nested beyond reason), and on nothing else.
         """
+        parse = self._parse  # a slot called as if it were a method is looked up the slow way (CPython 3.11)
         try:
-            chunk = self._parse(payload)
+            chunk = parse(payload)
         except (ValueError, RecursionError):  # msgspec's errors are ValueErrors; [DONE] comes this way too
             return self._unusual(payload)
         choices = chunk.choices
