@@ -44,6 +44,17 @@ def test_a_silent_second_with_open_turns_has_a_row() -> None:
     ]
 
 
+def test_a_silence_of_years_is_not_filled_with_seconds() -> None:
+    """What a damaged row makes: an end that no run reaches."""
+    rows = windows([make.streamed(0, [100], closed_ns=make.T0 + 10**17)])
+    assert len(rows) < 90_000
+
+
+def test_an_end_before_its_start_is_nothing_in_flight() -> None:
+    rows = windows([make.streamed(5000, [5100], closed_ns=make.T0 + 2 * make.SECOND)])
+    assert min(row.in_flight for row in rows) == 0
+
+
 def test_a_session_is_a_user_while_it_thinks() -> None:
     first = make.streamed(0, [100, 200], session_id="a")
     second = make.streamed(3000, [3100, 3200], session_id="a", turn=1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import re
+import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +24,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from records_sample import RUN_ID, SECOND, START_NS, plan, records, write_run
+from rich.cells import cell_len
 from rich.console import Console
 
 from infersiege.cli.gate import gate
@@ -28,11 +32,11 @@ from infersiege.cli.report import report
 from infersiege.errors import RunDirectoryError
 from infersiege.metrics.histogram import Histogram
 from infersiege.plan.schema import Slo
-from infersiege.records import Counts, ErrorClass, EventRow, Outcome, Phase, Summary, TurnRecord, Verdict
+from infersiege.records import Counts, ErrorClass, EventRow, GroupSummary, Outcome, Phase, Summary, TurnRecord, Verdict
 from infersiege.report import Rebuilt, finish, judged, read, rebuild
 from infersiege.report.charts import Bins
 from infersiege.report.collect import SLOWEST, collect
-from infersiege.report.html import render
+from infersiege.report.html import EVENT_WORDS, render
 from infersiege.report.numbers import ABSENT, figure, number, printable, share, span
 from infersiege.report.shapes import bars, ecdf, edges_of, ticks_between
 from infersiege.report.tables import conservation, error_examples, print_summary, to_text
@@ -154,6 +158,51 @@ def test_no_line_is_wider_than_the_terminal(found: Rebuilt, width: int) -> None:
     text = to_text(found.summary, width=width, examples=found.examples)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text.split("Failed turns")[0], "no figure and no name of this run is cut"
+
+
+def large(group: GroupSummary) -> GroupSummary:
+    """The same figures, as long as figures get."""
+    return msgspec.structs.replace(
+        group,
+        counts=msgspec.structs.replace(group.counts, ok=12_345_678, failed=7),
+        rates={name: None if value is None else value + 123_456.0 for name, value in group.rates.items()},
+        in_flight_max=1_234_567,
+        in_flight_mean=1_234_567.8,
+    )
+
+
+def figures_of(text: str) -> Counter[str]:
+    """Every number of the tables, without the box and the names."""
+    return Counter(re.findall(r"(?<![\w.])[<>]?\d[\d,.]*(?: %)?", text))
+
+
+@pytest.mark.parametrize("make_large", [False, True])
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 120])
+def test_no_digit_is_lost_in_a_narrow_terminal(found: Rebuilt, width: int, make_large: bool) -> None:
+    """What one table can't hold goes into several; a wide terminal shows the same figures."""
+    summary = found.summary
+    if make_large:
+        summary = msgspec.structs.replace(summary, groups=tuple(map(large, summary.groups)))
+    text = to_text(summary, width=width, examples=found.examples)
+    assert max(map(len, text.splitlines())) <= width, text
+    head = text.split("Failed turns")[0].split("Latency of ok", 1)[1]
+    wide = to_text(summary, width=400, examples=found.examples).split("Failed turns")[0].split("Latency of ok")[1]
+    assert figures_of(head) == figures_of(wide), text
+    assert "…" not in head
+    flowing = " ".join(text.split())
+    for rule in summary.rules:
+        assert rule.name.replace(" ", "") in text.replace("\n", "").replace(" ", "") or width >= 72
+        assert figure(rule.value, rule.unit) in flowing, text
+    for turns in (summary.groups[0].errors or {}).values():
+        assert f"{turns:,}" in flowing
+
+
+def test_a_name_that_is_too_long_is_cut_with_a_mark(found: Rebuilt) -> None:
+    groups = [msgspec.structs.replace(group, scenario="很长的场景名字" * 9) for group in found.summary.groups]
+    text = to_text(msgspec.structs.replace(found.summary, groups=tuple(groups)), width=40)
+    head = text.split("Failed turns")[0].split("Latency of ok")[1]
+    assert "…" in head and max(cell_len(line) for line in text.splitlines()) <= 40
+    assert figures_of(head.split("  – [1]")[0])[f"{groups[0].counts.ok:,}"] >= 1
 
 
 def test_no_color_and_colour_say_the_same(found: Rebuilt, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,6 +619,113 @@ def test_gate_command(
     assert summary.exit_code == code and summary.verdict is not None
     assert summary.verdict.value.upper() in Page(run.report_path.read_text("utf-8")).text
     assert ("no [[slo]]" in done.output) == (not slos)
+
+
+def in_the_way(run: RunDirectory) -> None:
+    """A directory in the place of each file that is written."""
+    for name in (WINDOWS, SUMMARY, REPORT, "junit.xml"):
+        (run.path / name).mkdir()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that another user can enter: pytest's own can't be."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        yield path
+
+
+@contextlib.contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    """Nobody, not even root, can write into `path`: root becomes another user for that time."""
+    path.chmod(0o555)
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        path.chmod(0o755)
+
+
+SLOW_RULE = (Slo(metric="ttft", stat="p99", at_most=1.0),)
+
+
+@pytest.mark.parametrize(("slos", "code"), [((), 0), (SLOW_RULE, 1)])
+@pytest.mark.parametrize("blocked", ["read-only", "directories"])
+def test_a_run_that_cannot_be_written_to_is_judged_all_the_same(
+    open_folder: Path, sample: list[TurnRecord], slos: tuple[Slo, ...], code: int, blocked: str
+) -> None:
+    run = write_run(open_folder / "run", sample, plan_=plan(slos=slos), steady_s=120)
+    with contextlib.ExitStack() as stack:
+        if blocked == "read-only":
+            stack.enter_context(read_only(run.path))
+        else:
+            in_the_way(run)
+        runner = CliRunner()
+        judged_, shown = (
+            runner.invoke(command, [str(run.path)], catch_exceptions=False, env={"COLUMNS": "100"})
+            for command in (gate, report)
+        )
+    assert judged_.exit_code == code, judged_.output
+    assert f"verdict: {'FAIL' if code else 'PASS'}" in judged_.output
+    assert "Latency of ok turns" in shown.output
+    assert shown.exit_code == 2, "report is there to write them"
+    for name in (WINDOWS, SUMMARY, REPORT):
+        assert f"{name}: can't be written" in judged_.output and f"{name}: can't be written" in shown.output
+    assert "junit.xml: can't be written" in judged_.output and "junit: " not in judged_.output
+    assert "--out" not in judged_.output + shown.output
+    assert judged_.output.count("hint: ") == shown.output.count("hint: ") == 1
+
+
+def stopped(run: RunDirectory, after_s: float) -> None:
+    """Make it a run that somebody interrupted so long after its start."""
+    file, end_ns = run.read_plan(), START_NS + int(after_s * SECOND)
+    stage = file.stages[0]
+    stage = msgspec.structs.replace(
+        stage, steady_started_ns=min(stage.steady_started_ns, end_ns), steady_ended_ns=end_ns
+    )
+    run.write_plan(msgspec.structs.replace(file, interrupted=True, ended_ns=end_ns, stages=(stage,)))
+
+
+@pytest.mark.parametrize("slos", [(), SLOW_RULE])
+@pytest.mark.parametrize("after_s", [12.0, 90.0])
+def test_an_interrupted_run_is_that_before_all_else(
+    tmp_path: Path, sample: list[TurnRecord], slos: tuple[Slo, ...], after_s: float
+) -> None:
+    end_ns = START_NS + int(after_s * SECOND)
+    rows = [row for row in sample if (row.closed_ns or row.due_ns) < end_ns]
+    run = write_run(tmp_path / "run", rows, plan_=plan(slos=slos), steady_s=120)
+    stopped(run, after_s)
+    for command in (gate, report):
+        done = CliRunner().invoke(command, [str(run.path)], catch_exceptions=False, env={"COLUMNS": "100"})
+        assert done.exit_code == (130 if command is gate else 0)
+        verdicts = [line for line in done.output.splitlines() if line.startswith("verdict:")]
+        assert len(verdicts) == 1 and verdicts[0].startswith("verdict: INTERRUPTED, the run was stopped")
+        assert "lengthen" not in done.output and "INVALID:" not in done.output
+        assert ("interrupted in its warm-up" in done.output) == (after_s < 30)
+    page = Page(run.report_path.read_text("utf-8"))
+    banners = [words for words in page.words if words in ("INTERRUPTED", "INVALID", "NOT JUDGED", "FAIL", "PASS")]
+    assert banners[0] == "INTERRUPTED"
+
+
+def test_events_are_shown_in_words_and_documented(tmp_path: Path, sample: list[TurnRecord]) -> None:
+    root = Path(__file__).parents[1]
+    written = set()
+    for path in (root / "infersiege" / "swarm").glob("*.py"):
+        written |= set(re.findall(r'\bnote\("(\w+)"', path.read_text("utf-8")))
+    assert written == set(EVENT_WORDS)
+    table = (root / "docs" / "rundir.md").read_text("utf-8").split("## Events")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == written
+    run = write_run(tmp_path / "run", sample[:50])
+    with run:
+        for kind in (*EVENT_WORDS, "a_newer_one"):
+            run.append_event(EventRow(at_ns=START_NS, kind=kind, detail="d"))
+    words = Page(page_of(judged(read(run), gated=False))).words
+    assert {*EVENT_WORDS.values(), "a newer one"} <= set(words)
 
 
 def test_gate_of_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from records_sample import START_NS, plan, plan_file, records, write_run
 
 from infersiege.errors import ExitCode, InternalError, RunDirectoryError, RunInvalidError, UsageError
 from infersiege.records import SCHEMA_VERSION, EventRow, Phase, TurnRecord, WindowRow
-from infersiege.report import finish
+from infersiege.report import finish, judged, read
 from infersiege.report.schema import FILES, schemas, text_of
+from infersiege.report.tables import to_text
 from infersiege.rundir import PLAN, SUMMARY, TURNS, PlanFile, RunDirectory, default_path, slug
 
 SCHEMAS = Path(__file__).parents[1] / "docs" / "schema"
@@ -194,6 +196,83 @@ def test_a_bad_line_in_the_middle_is_an_error_with_its_number(
         list(run.read_turns())
 
 
+OTHER_YEAR = 900_000_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"due_ns": OTHER_YEAR}, "due_ns is 900000000000000000, which is more than a day from the run"),
+        ({"closed_ns": START_NS * 2}, "closed_ns is "),
+        ({"sent_ns": 0}, "sent_ns is 0"),
+        ({"chunks_by_second": {3: 1}}, "chunks_by_second has a second"),
+        ({"chunks_by_second": {START_NS // 10**9: -1}}, "chunks_by_second has a negative count"),
+        ({"gaps": {-3: 1}}, "gaps has a bucket or a count"),
+        ({"gaps": {10**6: 1}}, "gaps has a bucket or a count"),
+        ({"gaps": {300: -1}}, "gaps has a bucket or a count"),
+        ({"output_tokens": -5}, "output_tokens is -5"),
+        ({"chunks": -1}, "chunks is -1"),
+        ({"first_token_slack_ns": -1}, "first_token_slack_ns is -1"),
+    ],
+)
+def test_a_row_that_no_turn_can_be_is_an_error_with_its_number(
+    tmp_path: Path, few: list[TurnRecord], changes: dict[str, object], expected: str
+) -> None:
+    """Damaged after it was written: no hang, no crash, no figure of it."""
+    run = write_run(tmp_path / "run", [*few[:2], msgspec.structs.replace(few[2], **changes), *few[3:]])
+    with pytest.raises(RunDirectoryError, match=rf"{TURNS}:3: no turn can have this: ") as caught:
+        finish(run)
+    assert expected in str(caught.value)
+
+
+_NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-2, 300) | st.just(OTHER_YEAR)
+_FIELDS = [
+    "due_ns", "attempt_ns", "sent_ns", "sent_end_ns", "first_byte_ns", "first_token_ns", "first_answer_ns",
+    "last_token_ns", "closed_ns", "first_token_slack_ns", "connect_duration_ns", "tls_duration_ns", "prompt_tokens",
+    "cached_tokens", "output_tokens", "first_chunk_tokens", "asked_prompt_tokens", "asked_output_tokens", "chunks",
+    "coalesced", "retry_after_ns", "server_ttft_ns", "turn", "attempts", "bytes_in", "http_status",
+]  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.sampled_from(_FIELDS), _NUMBERS, min_size=1, max_size=3),
+    st.none() | st.dictionaries(_NUMBERS, _NUMBERS, max_size=2),
+    st.none() | st.dictionaries(_NUMBERS, _NUMBERS, max_size=2),
+    st.integers(0, 20),
+)
+@settings(max_examples=150)
+def test_absurd_rows_are_refused_or_read_and_never_crash(
+    tmp_path_factory: pytest.TempPathFactory,
+    few: list[TurnRecord],
+    changes: dict[str, int],
+    gaps: dict[int, int] | None,
+    seconds: dict[int, int] | None,
+    place: int,
+) -> None:
+    more = {name: value for name, value in (("gaps", gaps), ("chunks_by_second", seconds)) if value is not None}
+    rows = [*few]
+    rows[place % len(rows)] = msgspec.structs.replace(rows[place % len(rows)], **changes, **more)
+    run = write_run(tmp_path_factory.mktemp("runs") / "run", rows, steady_s=20)
+    try:
+        found = judged(read(run), gated=True)
+    except RunDirectoryError as error:
+        assert re.search(rf"{TURNS}:\d+: ", str(error))
+    else:
+        assert len(found.windows) < 200_000
+        to_text(found.summary)
+        msgspec.json.encode(found.summary)
+
+
+def test_times_of_a_set_back_clock_are_no_damage(tmp_path: Path, few: list[TurnRecord]) -> None:
+    """A first token a second before its request: what a step of the clock leaves must not cost the run."""
+    odd = next(row for row in few if row.phase is Phase.STEADY and row.sent_ns and row.first_token_ns)
+    assert odd.sent_ns is not None
+    rows = [row if row is not odd else msgspec.structs.replace(odd, first_token_ns=odd.sent_ns - 10**9) for row in few]
+    summary = finish(write_run(tmp_path / "run", rows, steady_s=20))
+    assert summary.counts.planned == len(few)
+    assert any("contradict" in warning for warning in summary.warnings)
+
+
 def test_turns_are_missing(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [])
     (run.path / TURNS).unlink()
@@ -275,10 +354,11 @@ def test_out_of_file_descriptors(run: RunDirectory) -> None:
 
 
 def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", [])
+    run = RunDirectory.open(write_run(tmp_path / "run", []).path)
     run.report_path.mkdir()
-    with pytest.raises(UsageError, match=r"report\.html: can't be written"):
+    with pytest.raises(UsageError, match=r"report\.html: can't be written") as caught:
         run.write_report("x")
+    assert caught.value.hint is not None and "--out" not in caught.value.hint, "report and gate have no --out"
 
 
 # --------------------------------------------------------------------------------------------------------- schemas

@@ -246,6 +246,16 @@ def test_tk_03_estimated_counts_are_said_to_be() -> None:
     assert summary.tokens_from == {"usage": 6, "estimate": 2}
 
 
+def test_nonsense_as_usage_is_not_called_missing() -> None:
+    """A negative or absurd count is left out by the decoder, which flags the turn."""
+    odd = make.many(2, tokens_from=TokensFrom.ESTIMATE, flags=("odd_usage",))
+    warnings = " ".join(summarise([*make.many(6), *odd], make.facts()).warnings)
+    assert "the server sent nonsense as usage in 2 turns" in warnings and "2 of 8 counts" in warnings
+    assert "sent no usage" not in warnings
+    both = " ".join(summarise([*odd, *make.many(3, tokens_from=TokensFrom.ESTIMATE)], make.facts()).warnings)
+    assert "estimated for 3 of 5 turns: the server sent no usage" in both and "nonsense as usage in 2 turns" in both
+
+
 def test_tk_10_prompts_off_the_asked_length_are_warned_of() -> None:
     records = make.many(4, prompt_tokens=1183, asked_prompt_tokens=1000)
     summary = summarise(records, make.facts())
@@ -463,6 +473,72 @@ def test_a_dead_target_is_no_undelivered_load() -> None:
     assert summary.invalid == ()
 
 
+def one_user(sessions_ms: list[tuple[float, float, bool]]) -> list[TurnRecord]:
+    """A closed-loop user's sessions: (begin, end, whether it succeeded)."""
+    return [
+        make.streamed(begin, [begin + 1, end]) if ok else make.failed(begin, end, ErrorClass.CONNECT)
+        for begin, end, ok in sessions_ms
+    ]
+
+
+def outage(pause_ms: float) -> list[tuple[float, float, bool]]:
+    """A user's life: the server is gone from second 3 to second 7, and each refused user pauses."""
+    life = [(at, at + 999.0, True) for at in range(0, 3000, 1000)]
+    at = 3000.0
+    while at < 7000:
+        life.append((at, at + 1, False))
+        at += 1 + pause_ms
+    while at < 10_000:
+        life.append((at, min(at + 999, 10_000.0), True))
+        at += 1000
+    return life
+
+
+@pytest.mark.parametrize("pause_ms", [100, 250, 1000])
+def test_an_outage_of_the_server_is_no_undelivered_load(pause_ms: int) -> None:
+    """A user whose request was refused waits before the next session: the target was gone, not the user."""
+    records = [turn for _ in range(4) for turn in one_user(outage(pause_ms))]
+    summary = summarise(records, make.facts(loads=(AskedLoad(mode="closed", users=4),)))
+    assert summary.invalid == ()
+    assert 0.97 <= summary.groups[0].rates["delivered_share"] <= 1.0  # type: ignore[operator]
+
+
+def test_an_outage_until_the_end_is_no_undelivered_load() -> None:
+    life = [(at, at + 999.0, True) for at in range(0, 5000, 1000)]
+    life += [(at, at + 1.0, False) for at in range(5000, 10_000, 1250)]
+    summary = summarise(
+        [turn for _ in range(4) for turn in one_user(life)],
+        make.facts(loads=(AskedLoad(mode="closed", users=4),)),
+    )
+    assert summary.invalid == ()
+
+
+def test_retry_after_is_a_pause_that_the_server_asked_for() -> None:
+    def life(retry_after_ns: int | None) -> list[TurnRecord]:
+        refused = make.failed(2000, 2001, ErrorClass.RATE_LIMIT, retry_after_ns=retry_after_ns)
+        return [make.streamed(0, [1, 2000]), refused, make.streamed(8000, [8001, 10_000])]
+
+    loads = (AskedLoad(mode="closed", users=1),)
+    assert summarise(life(6 * SECOND), make.facts(loads=loads)).invalid == ()
+    assert any("not delivered" in reason for reason in summarise(life(None), make.facts(loads=loads)).invalid)
+
+
+def test_users_that_are_gone_are_missed_also_when_others_fail() -> None:
+    """What a failure excuses is its own pause: three of four users, two of whom see failures, are three."""
+    records = [turn for _ in range(2) for turn in one_user(outage(250))]
+    records += one_user([(at, at + 999.0, True) for at in range(0, 10_000, 1000)])
+    found = summarise(records, make.facts(loads=(AskedLoad(mode="closed", users=4),)))
+    assert any("3.0 of 4 users" in reason for reason in found.invalid)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 3000), st.booleans()), max_size=30))
+def test_pauses_never_make_more_users_than_sessions_that_ended(parts: list[tuple[int, int, bool]]) -> None:
+    records = one_user([(begin, begin + length, ok) for begin, length, ok in parts])
+    group = summarise(records, make.facts(loads=(AskedLoad(mode="closed", users=100),))).groups[0]
+    share = group.rates["delivered_share"]
+    assert share is None or 0 <= share * 100 <= len(parts) + 1e-9
+
+
 @pytest.mark.parametrize(
     ("wide", "valid", "reason"),
     [(2, True, "two prove nothing"), (3, True, "1 % of 300 is allowed"), (4, False, "more than 1 %")],
@@ -488,6 +564,49 @@ def test_hc_06_exhausted_clients_are_invalid() -> None:
 
 def test_a_window_without_turns_is_invalid() -> None:
     assert any("no turn was due" in reason for reason in summarise([], make.facts()).invalid)
+
+
+def test_a_window_without_turns_names_what_became_of_the_turns() -> None:
+    """Every prompt was over the context limit: the trace was used up before the steady window."""
+    early: dict[str, Any] = {"phase": Phase.WARMUP}
+    refused = [make.failed(-900, -899, ErrorClass.CONTEXT_LENGTH, **early) for _ in range(12)]
+    skips = [make.skipped(Reason.AFTER_FAILURE, -900, turn=1, **early) for _ in range(3)]
+    reasons = summarise([*refused, *skips], make.facts()).invalid
+    assert reasons == (
+        "no turn was due in the steady window: of the 15 turns of the run 15 did not succeed (failed: context_length "
+        "12, skipped: after_failure 3)",
+    )
+
+
+def test_a_steady_phase_in_which_all_was_too_long_says_so() -> None:
+    summary = summarise([make.skipped(Reason.TOO_LONG) for _ in range(7)], make.facts())
+    assert any("none of the 7 turns that were due in the steady" in text for text in summary.warnings)
+    assert any("skipped: too_long 7" in text for text in summary.warnings)
+    assert not any("no turn was due" in text for text in summary.invalid)
+
+
+@pytest.mark.parametrize(
+    ("steady", "records", "said"),
+    [
+        ((), [make.streamed(-900, [-800], phase=Phase.WARMUP)], "interrupted in its warm-up"),
+        ((make.STEADY,), [], "interrupted before any turn was due"),
+    ],
+)
+def test_an_interrupted_run_is_not_told_to_change_its_plan(
+    steady: tuple[SteadyWindow, ...], records: list[TurnRecord], said: str
+) -> None:
+    summary = summarise(records, make.facts(steady=steady, interrupted=True))
+    assert len(summary.invalid) == 1 and said in summary.invalid[0]
+    assert not any(word in text for text in (*summary.invalid, *summary.warnings) for word in ("lengthen", "longer"))
+
+
+def test_times_that_contradict_one_another_are_missing_and_told() -> None:
+    backwards = make.streamed(500, [400, 450])  # the first token before its request
+    summary = summarise([*make.many(5), backwards], make.facts())
+    ttft = summary.groups[0].distributions["ttft"]
+    assert (ttft.n, ttft.missing) == (5, 1)
+    assert any("1 turns have times that contradict" in warning for warning in summary.warnings)
+    assert not any("contradict" in warning for warning in summarise(make.many(5), make.facts()).warnings)
 
 
 def test_what_the_master_saw_comes_first() -> None:

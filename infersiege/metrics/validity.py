@@ -191,7 +191,7 @@ def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
     ]
     users = [load.users for load in collector.facts.loads if load.users is not None]
     concurrency = max(users) if users else whole.in_flight_max
-    if concurrency and 0 < whole.counts.started < WAVES * concurrency:
+    if concurrency and 0 < whole.counts.started < WAVES * concurrency and not collector.facts.interrupted:
         warnings.append(
             f"only {whole.counts.started} turns for a concurrency of {concurrency}: the first wave weighs heavily; run "
             "longer"
@@ -212,7 +212,7 @@ def _about_turns(collector: Collector) -> list[str]:
     if contradicting:
         warnings.append(
             f"{contradicting} turns have times that contradict one another (a first token before its request, an end "
-            "before its start): the clock was set back, or rows are damaged; the figures that they would give are missing"
+            "before its start): the clock was set back, or rows are damaged; the figures they would give are missing"
         )
     return warnings
 
@@ -227,8 +227,8 @@ def _about_tokens(collector: Collector) -> list[str]:
     if nonsense:
         instead = f"; {odd} of {known} counts of output are estimates instead" if odd else ""
         warnings.append(
-            f"the server sent nonsense as usage in {nonsense} turns (a token count that is negative, absurdly large or no "
-            f"whole number), which is left out{instead}"
+            f"the server sent nonsense as usage in {nonsense} turns (a token count that is negative, absurdly large or "
+            f"no whole number), which is left out{instead}"
         )
     asked, real = _tally(collector, "prompt_asked"), _tally(collector, "prompt_compared")
     if asked and abs(real / asked - 1) > LENGTH_TOLERANCE:

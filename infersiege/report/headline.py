@@ -8,7 +8,7 @@ from infersiege.metrics.definitions import METRICS
 from infersiege.records import GroupSummary, Summary, Verdict
 from infersiege.report.markup import items, text
 from infersiege.report.numbers import ABSENT, count, figure, milliseconds, number, share
-from infersiege.report.tables import rule_detail, why_absent
+from infersiege.report.tables import STOPPED, rule_detail, why_absent
 
 VERDICTS: Mapping[Verdict, tuple[str, str]] = {
     Verdict.PASS: ("pass", "every rule holds"),
@@ -19,7 +19,10 @@ VERDICTS: Mapping[Verdict, tuple[str, str]] = {
 
 
 def verdict(summary: Summary) -> str:
-    """The verdict and why. A run that nobody gated says so, and is invalid all the same when it is."""
+    """The verdict and why. A run that nobody gated says so, and is invalid all the same when it is.
+
+    One that was interrupted is that before all else.
+    """
     verdict = summary.verdict
     reasons = list(summary.invalid)
     reasons += [
@@ -29,7 +32,11 @@ def verdict(summary: Summary) -> str:
     ]
     if verdict is None and summary.invalid:
         verdict = Verdict.INVALID
-    if verdict is None:
+    if summary.interrupted:
+        kind, word, why = "nodata", "INTERRUPTED", STOPPED
+        if verdict is not None:
+            why += f"; what was measured until then: {verdict.value.upper()}, {VERDICTS[verdict][1]}"
+    elif verdict is None:
         kind, word, why = "none", "NOT JUDGED", "no rule was held against this run"
     else:
         kind, why = VERDICTS[verdict]
@@ -39,10 +46,6 @@ def verdict(summary: Summary) -> str:
     parts.append("</div>")
     if summary.warnings:
         parts.append(f'<div class="banner nodata"><strong>Warnings</strong>{items(summary.warnings)}</div>')
-    if summary.interrupted:
-        parts.append(
-            '<div class="banner nodata"><strong>Interrupted</strong><p>The run was stopped before its end.</p></div>'
-        )
     return "".join(parts)
 
 

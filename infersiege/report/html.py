@@ -5,7 +5,7 @@ Holds aggregates only: its size does not grow with the turns, and no text of a p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import msgspec
@@ -25,6 +25,16 @@ from infersiege.report.tables import LATENCY_COLUMNS, conservation, group_name, 
 from infersiege.rundir import PlanFile
 
 EVENTS_SHOWN = 200
+
+EVENT_WORDS: Mapping[str, str] = {
+    "stage_started": "stage started",
+    "load_ended": "load ended",
+    "worker_lost": "worker lost",
+    "worker_settled": "lost worker's turns accounted for",
+    "worker_refused": "worker refused",
+    "disk_full": "disk full",
+}
+"""Every kind of event that the master writes, in words (docs/rundir.md lists the same)."""
 
 
 def _latency_table(summary: Summary) -> str:
@@ -251,14 +261,19 @@ def _conservation(summary: Summary) -> str:
 def _events(events: Sequence[EventRow], start_ns: int) -> str:
     if not events:
         return ""
-    rows = [
-        [number((event.at_ns - start_ns) / 1e9), text(event.kind), text(event.worker or ""), text(event.detail)]
-        for event in events[:EVENTS_SHOWN]
-    ]
+    rows = []
+    for event in events[:EVENTS_SHOWN]:
+        at = number((event.at_ns - start_ns) / 1e9)
+        rows.append([at, text(_event_words(event)), text(event.worker or ""), text(event.detail)])
     left = len(events) - len(rows)
     caption = "Events" + (f" (the first {EVENTS_SHOWN}; {left:,} more in events.jsonl)" if left else "")
-    columns = [("At", "s since start", False), ("Kind", "", False), ("Worker", "", False), ("Detail", "", False)]
+    columns = [("At", "s since start", False), ("Event", "", False), ("Worker", "", False), ("Detail", "", False)]
     return table(caption, columns, rows)
+
+
+def _event_words(event: EventRow) -> str:
+    """Also of a kind that a newer infersiege wrote."""
+    return EVENT_WORDS.get(event.kind, event.kind.replace("_", " "))
 
 
 def _glossary() -> str:

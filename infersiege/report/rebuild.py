@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from infersiege import gate
-from infersiege.errors import RunDirectoryError
+from infersiege.errors import InfersiegeError, RunDirectoryError
 from infersiege.metrics.facts import AskedLoad, RunFacts, SteadyWindow
 from infersiege.metrics.summary import summarise
 from infersiege.metrics.windows import windows
@@ -165,12 +165,22 @@ def finish(run: RunDirectory, *, gated: bool = False) -> Summary:
     return write(run, judged(read(run), gated=gated))
 
 
-def write(run: RunDirectory, found: Rebuilt) -> Summary:
+def write(run: RunDirectory, found: Rebuilt, on_unwritten: Callable[[InfersiegeError], None] | None = None) -> Summary:
     """Write windows.jsonl, summary.json and report.html; returns the summary.
 
-    Raises UsageError when a file can't be written.
+    A file that can't be written is told to `on_unwritten`, and the others are written all the same; without it,
+    UsageError is raised.
     """
-    run.write_windows(found.windows)
-    run.write_summary(found.summary)
-    run.write_report(render(found.summary, found.plan, found.windows, found.collected, found.events))
+    page = render(found.summary, found.plan, found.windows, found.collected, found.events)
+    for step in (
+        lambda: run.write_windows(found.windows),
+        lambda: run.write_summary(found.summary),
+        lambda: run.write_report(page),
+    ):
+        try:
+            step()
+        except InfersiegeError as error:
+            if on_unwritten is None:
+                raise
+            on_unwritten(error)
     return found.summary

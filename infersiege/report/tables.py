@@ -1,15 +1,14 @@
 """What a run's figures look like in a terminal or a log: pure functions of a Summary.
 
-Everything fits 80 columns; colour only ever repeats what the words say. Each missing figure is `–` with a numbered
-reason below.
+Everything fits the console, from 40 columns on; colour only ever repeats what the words say. Each missing figure is `–`
+with a numbered reason below.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -18,6 +17,7 @@ from rich.text import Text
 from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.records import Counts, GroupSummary, Outcome, RuleResult, Summary, TurnRecord, Verdict
 from infersiege.redact import scrub
+from infersiege.report.fitting import NARROW, fitted, plain_table
 from infersiege.report.numbers import (
     ABSENT,
     count,
@@ -36,6 +36,8 @@ VERDICT_STYLE: Mapping[Verdict, str] = {
     Verdict.NO_DATA: "bold yellow",
     Verdict.INVALID: "bold magenta",
 }
+
+STOPPED = "the run was stopped before its end"
 
 LATENCY_COLUMNS: Sequence[tuple[str, str]] = (
     ("ttft", "p50"),
@@ -93,22 +95,12 @@ class _Footnotes:
         return [f"{ABSENT} [{number}] {reason}" for reason, number in self._numbers.items()]
 
 
-def _table(title: str, columns: Iterable[tuple[str, bool]]) -> Table:
-    # The box's divider is one space wide already: with more padding the latency table would not fit 80 columns.
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    for header, left in columns:
-        table.add_column(
-            header, justify="left" if left else "right", overflow="ellipsis" if left else "fold", no_wrap=not left
-        )
-    return table
-
-
-def latency_table(groups: Sequence[GroupSummary], notes: _Footnotes) -> Table:
-    """Per group: n, failed share, percentiles of TTFT, TPOT and E2E in ms."""
+def latency_tables(groups: Sequence[GroupSummary], notes: _Footnotes, width: int) -> Iterator[Table]:
+    """Per group: n, failed share, percentiles of TTFT, TPOT and E2E in ms; several tables where one is too wide."""
     titles = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
-    columns = [("", True), ("n\nturns", False), ("failed\nshare", False)]
-    columns += [(f"{titles[metric]}\n{stat} ms", False) for metric, stat in LATENCY_COLUMNS]
-    table = _table("Latency of ok turns in the steady phase", columns)
+    columns = ["", "n\nturns", "failed\nshare"]
+    columns += [f"{titles[metric]}\n{stat} ms" for metric, stat in LATENCY_COLUMNS]
+    rows = []
     for group in groups:
         cells = [Text(group_name(group))]
         settled = group.counts.ok + group.counts.failed
@@ -122,8 +114,8 @@ def latency_table(groups: Sequence[GroupSummary], notes: _Footnotes) -> Table:
                 cells.append(Text(notes.mark(why_absent(group, metric, stat)), style="dim"))
             else:
                 cells.append(Text(number(milliseconds(value, found.unit))))
-        table.add_row(*cells)
-    return table
+        rows.append(cells)
+    return fitted("Latency of ok turns in the steady phase", columns, rows, width)
 
 
 _RATES: Sequence[tuple[str, str, str]] = (
@@ -136,18 +128,13 @@ _RATES: Sequence[tuple[str, str, str]] = (
 )
 
 
-def load_table(groups: Sequence[GroupSummary], notes: _Footnotes) -> Table:
-    """Per group: rates, goodput where there are rules, cache share, turns in flight."""
+def load_tables(groups: Sequence[GroupSummary], notes: _Footnotes, width: int) -> Iterator[Table]:
+    """Per group: rates, goodput where there are rules, cache share, turns in flight; as `latency_tables`."""
     shown = [
         row for row in _RATES if row[0] != "goodput" or any(_rate(group, "goodput") is not None for group in groups)
     ]
-    columns = [
-        ("", True),
-        *((title, False) for _, title, _ in shown),
-        ("in flight\nmean", False),
-        ("in flight\nmax", False),
-    ]
-    table = _table("Load in the steady phase", columns)
+    columns = ["", *(title for _, title, _ in shown), "in flight\nmean", "in flight\nmax"]
+    rows = []
     for group in groups:
         cells = [Text(group_name(group))]
         for name, _, reason in shown:
@@ -158,8 +145,8 @@ def load_table(groups: Sequence[GroupSummary], notes: _Footnotes) -> Table:
                 cells.append(Text(share(value) if name.endswith("_share") else number(value)))
         cells.append(Text(number(group.in_flight_mean)))
         cells.append(Text(count(group.in_flight_max)))
-        table.add_row(*cells)
-    return table
+        rows.append(cells)
+    return fitted("Load in the steady phase", columns, rows, width)
 
 
 def _rate(group: GroupSummary, name: str) -> float | None:
@@ -191,15 +178,27 @@ def error_examples(turns: Iterable[TurnRecord], classes: Iterable[str]) -> dict[
     return found
 
 
-def error_table(errors: Mapping[str, int], ok_and_failed: int, examples: Mapping[str, str]) -> Table:
+def print_errors(errors: Mapping[str, int], ok_and_failed: int, examples: Mapping[str, str], console: Console) -> None:
     """By class, most frequent first: turns, share, one example."""
-    table = _table("Failed turns of the steady phase by class", (("class", True), ("turns", False), ("share", False)))
-    table.add_column("one of them", overflow="ellipsis", no_wrap=True, ratio=1)
+    title = "Failed turns of the steady phase by class"
+    rows = []
     for name, turns in sorted(errors.items(), key=lambda item: (-item[1], item[0])):
         ratio = turns / ok_and_failed if ok_and_failed else None
-        example = printable(examples.get(name, ""))
-        table.add_row(Text(name, style="red"), Text(count(turns)), Text(share(ratio)), Text(example, style="dim"))
-    return table
+        rows.append((name, count(turns), share(ratio), printable(examples.get(name, ""))))
+    if console.width < NARROW:
+        console.print(Text(title, style="bold"))
+        for name, turns_, share_, example in rows:
+            console.print(Text.assemble((name, "red"), f": {turns_} turns, {share_}"))
+            console.print(Padding(Text(example, style="dim"), (0, 0, 0, 2)))
+        return
+    table = plain_table(title)
+    for header, column in (("class", 0), ("turns", 1), ("share", 2)):
+        widest = max(len(header), *(len(row[column]) for row in rows))
+        table.add_column(header, justify="right" if column else "left", no_wrap=True, min_width=widest)
+    table.add_column("one of them", overflow="ellipsis", no_wrap=True, ratio=1)
+    for name, turns_, share_, example in rows:
+        table.add_row(Text(name, style="red"), turns_, share_, Text(example, style="dim"))
+    console.print(table)
 
 
 def trace_lines(summary: Summary) -> list[str]:
@@ -228,21 +227,29 @@ def rule_detail(rule: RuleResult, summary: Summary) -> str:
 
 def rule_table(summary: Summary) -> Table:
     """One row per rule: verdict in words, value, n, and why."""
-    table = _table("Rules", (("verdict", True), ("rule", True), ("value", False), ("n", False)))
-    table.columns[1].no_wrap = False
-    table.columns[1].overflow = "fold"
+    rows = [_rule_cells(rule, summary) for rule in summary.rules]
+    table = plain_table("Rules")
+    for header, place in (("verdict", 0), ("rule", None), ("value", 2), ("n", 3)):
+        if place is None:
+            table.add_column(header, overflow="fold")
+        else:
+            widest = max(len(header), *(row[place].cell_len for row in rows))
+            table.add_column(header, justify="right" if place else "left", no_wrap=True, min_width=widest)
     table.add_column("why", overflow="fold", ratio=1)
-    for rule in summary.rules:
-        name = printable(rule.name) + (" (warn only)" if rule.severity == "warn" else "")
-        verdict = Text(rule.verdict.value.upper(), style=VERDICT_STYLE[rule.verdict])
-        table.add_row(
-            verdict,
-            Text(name),
-            Text(figure(rule.value, rule.unit)),
-            Text(count(rule.n)),
-            Text(printable(rule_detail(rule, summary))),
-        )
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _rule_cells(rule: RuleResult, summary: Summary) -> tuple[Text, Text, Text, Text, Text]:
+    """Verdict, rule, value, n, why."""
+    return (
+        Text(rule.verdict.value.upper(), style=VERDICT_STYLE[rule.verdict]),
+        Text(printable(rule.name) + (" (warn only)" if rule.severity == "warn" else "")),
+        Text(figure(rule.value, rule.unit)),
+        Text(count(rule.n)),
+        Text(printable(rule_detail(rule, summary))),
+    )
 
 
 def print_emulated(console: Console) -> None:
@@ -260,19 +267,20 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
     title = Text(printable(summary.name), style="bold")
     title.append(f"  run {summary.run_id} · {moment(summary.started_ns)} · steady {span(steady)}", style="dim")
     console.print(title)
+    if summary.interrupted:
+        _reason(console, "INTERRUPTED", STOPPED, "bold yellow")
     if not summary.rules:
         for reason in summary.invalid:
-            _reason(console, "INVALID", reason, "bold magenta")
+            _reason(console, "invalid" if summary.interrupted else "INVALID", reason, "bold magenta")
     for reason in summary.warnings:
         _reason(console, "warning", reason, "yellow")
-    if summary.interrupted:
-        _reason(console, "interrupted", "the run was stopped before its end", "yellow")
     console.print()
 
     notes = _Footnotes()
     if summary.groups:
-        console.print(latency_table(summary.groups, notes))
-        console.print(load_table(summary.groups, notes))
+        for tables in (latency_tables, load_tables):
+            for table in tables(summary.groups, notes, console.width):
+                console.print(table)
         for line in notes.lines():
             console.print(Padding(Text(line, style="dim"), (0, 0, 0, 2)))
         for group in summary.groups:
@@ -281,7 +289,7 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
     counts = summary.counts
     if whole is not None and whole.errors:
         console.print()
-        console.print(error_table(whole.errors, whole.counts.ok + whole.counts.failed, examples or {}))
+        print_errors(whole.errors, whole.counts.ok + whole.counts.failed, examples or {}, console)
     console.print()
     console.print(Text("turns: " + conservation(counts), style="" if counts.conserved() else "bold red"))
     for line in trace_lines(summary):
@@ -293,7 +301,17 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
 
 def print_rules(summary: Summary, console: Console) -> None:
     """The rules, the verdict and, of an invalid run, why."""
-    console.print(rule_table(summary))
+    if console.width >= NARROW:
+        console.print(rule_table(summary))
+    else:
+        console.print(Text("Rules", style="bold"))
+        for rule in summary.rules:
+            verdict, name, value, n, why = _rule_cells(rule, summary)
+            console.print(Text.assemble(verdict, " ", name))
+            console.print(Padding(Text.assemble(value, ", n ", n, ": ", why), (0, 0, 0, 2)))
+    if summary.interrupted:
+        _print_interrupted(summary, console)
+        return
     for reason in summary.invalid:
         _reason(console, "INVALID", reason, "bold magenta")
     if summary.verdict is None:
@@ -302,14 +320,25 @@ def print_rules(summary: Summary, console: Console) -> None:
         console.print(Text(f"verdict: {summary.verdict.value.upper()}", style=VERDICT_STYLE[summary.verdict]))
 
 
+def _print_interrupted(summary: Summary, console: Console) -> None:
+    """A run that somebody stopped is that before it is anything else."""
+    for reason in summary.invalid:
+        _reason(console, "invalid", reason, "magenta")
+    line = Text("verdict: INTERRUPTED", style="bold yellow")
+    line.append(f", {STOPPED}", style="not bold")
+    if summary.verdict is not None:
+        line.append(f"; what was measured until then: {summary.verdict.value.upper()}", style="not bold")
+    console.print(line)
+
+
 def _reason(console: Console, label: str, text: str, style: str) -> None:
     console.print(Text.assemble((f"{label}: ", style), printable(text)))
 
 
 def to_text(summary: Summary, *, width: int = 100, examples: Mapping[str, str] | None = None) -> str:
-    """`print_summary` as plain text without colour, `width` columns (at least 80) wide; no line ends in spaces."""
+    """`print_summary` as plain text without colour, `width` columns (at least 40) wide; no line ends in spaces."""
     console = Console(
-        file=io.StringIO(), width=max(width, 80), color_system=None, force_terminal=False, highlight=False
+        file=io.StringIO(), width=max(width, 40), color_system=None, force_terminal=False, highlight=False
     )
     with console.capture() as captured:
         print_summary(summary, console, examples=examples)

@@ -1,7 +1,7 @@
 """What a row of turns.jsonl can't hold, whatever happened in the run: then the file was damaged after it was written.
 
-Times that only contradict one another (a first token before its request was sent) are no damage: a clock that is stepped
-during a turn does that. They are counted, and the figures that they would give are missing (metrics.validity).
+Times that only contradict one another (a first token before its request was sent) are no damage: a clock that is
+stepped during a turn does that. They are counted, and the figures that they would give are missing (metrics.validity).
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ _COUNTS: Final = (
     "prompt_tokens",
     "cached_tokens",
     "output_tokens",
+    "reasoning_tokens",
+    "first_chunk_tokens",
     "first_token_slack_ns",
+    "connect_duration_ns",
+    "tls_duration_ns",
+    "server_ttft_ns",
 )
 _INSTANTS: Final = (
     "due_ns",

@@ -35,8 +35,10 @@ T = TypeVar("T")
 class RunDirectory:
     """One run's files. Make it with `create` (the master) or `open` (everybody else)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, made: bool = False) -> None:
+        """`made`: by this process, whose command takes --out (hints name it)."""
         self.path = path
+        self._made = made
         self._appenders: dict[str, Appender] = {}
 
     @classmethod
@@ -52,13 +54,15 @@ class RunDirectory:
         except FileExistsError:
             raise RunDirectoryError(f"{path}: is a file, not a directory", hint="name another with --out") from None
         except OSError as error:
-            raise RunDirectoryError(f"{path}: can't be made: {reason_of(error)}", hint=remedy_for(error)) from None
+            raise RunDirectoryError(
+                f"{path}: can't be made: {reason_of(error)}", hint=remedy_for(error, made=True)
+            ) from None
         if seen:
             what = "holds a run already" if PLAN in seen or TURNS in seen else f"is not empty (it holds {seen[0]})"
             raise RunDirectoryError(
                 f"{path}: {what}", hint="a run is never written over: name another directory with --out, or remove it"
             )
-        run = cls(path)
+        run = cls(path, made=True)
         for file in (TURNS, EVENTS):
             run._appender(file)
         return run
@@ -129,10 +133,10 @@ class RunDirectory:
         appender = self._appenders.get(file)
         if appender is None:
             try:
-                appender = self._appenders[file] = Appender(self.path / file)
+                appender = self._appenders[file] = Appender(self.path / file, made=self._made)
             except OSError as error:
                 raise RunDirectoryError(
-                    f"{self.path / file}: can't be opened: {reason_of(error)}", hint=remedy_for(error)
+                    f"{self.path / file}: can't be opened: {reason_of(error)}", hint=remedy_for(error, made=self._made)
                 ) from None
         return appender
 
@@ -169,7 +173,9 @@ class RunDirectory:
             part.replace(path)
         except OSError as error:
             discard(part)
-            raise UsageError(f"{path}: can't be written: {reason_of(error)}", hint=remedy_for(error)) from None
+            raise UsageError(
+                f"{path}: can't be written: {reason_of(error)}", hint=remedy_for(error, made=self._made)
+            ) from None
         return path
 
     @property
@@ -183,7 +189,9 @@ class RunDirectory:
         try:
             path.mkdir(exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{path}: can't be made: {reason_of(error)}", hint=remedy_for(error)) from None
+            raise UsageError(
+                f"{path}: can't be made: {reason_of(error)}", hint=remedy_for(error, made=self._made)
+            ) from None
         return path
 
     # ------------------------------------------------------------------------------------------------------- reading

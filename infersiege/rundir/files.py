@@ -16,24 +16,30 @@ def reason_of(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def remedy_for(error: OSError) -> str:
-    """What to do about an OSError of a file that is written."""
+def remedy_for(error: OSError, *, made: bool) -> str:
+    """What to do about an OSError of a file that is written. `made`: by the run itself, which takes --out."""
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            return "free some space, or put the run on another disk with --out"
+            return f"free some space, or {'put the run on another disk with --out' if made else _COPY}"
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return "make the directory writable, or name another with --out"
+            return f"make the directory writable, or {'name another with --out' if made else _COPY}"
         case errno.EMFILE | errno.ENFILE:
             return "raise the limit of open files (`ulimit -n`)"
+        case errno.EISDIR | errno.ENOTEMPTY | errno.ENOTDIR:
+            return "something else stands in its place: move it away"
         case _:
-            return "check the disk, or put the run on another one with --out"
+            return f"check the disk, or {'put the run on another one with --out' if made else _COPY}"
+
+
+_COPY = "work on a copy of the run elsewhere"
 
 
 class Appender:
     """An append-only file of whole rows, handed to the kernel with each append (our own crash loses none)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, made: bool) -> None:
         self.path = path
+        self._made = made
         self._file = path.open("ab", buffering=0)
         self._end = self._file.seek(0, os.SEEK_END)
 
@@ -47,7 +53,7 @@ class Appender:
             self._take_back()
             raise RunInvalidError(
                 f"{self.path}: {len(rows)} bytes of results can't be written: {reason_of(error)}",
-                hint=remedy_for(error),
+                hint=remedy_for(error, made=self._made),
             ) from None
         self._end += len(rows)
 
