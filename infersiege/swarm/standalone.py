@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import gevent
 import msgspec
 from locust import User, events, task
 from locust.env import Environment
@@ -209,7 +210,13 @@ def install() -> None:
     hooks: Any = events
     hooks.init_command_line_parser.add_listener(_add_options)
     hooks.init.add_listener(_check_headless)
+    hooks.init.add_listener(_set_clock)
     hooks.test_start.add_listener(_check)
+
+
+def _set_clock(**_: Any) -> None:
+    """libev counts a timer from its last look at the clock, which was before the imports: `-t 4s` ended after one."""
+    gevent.get_hub().loop.update_now()
 
 
 def _add_options(parser: Any, **_: Any) -> None:
