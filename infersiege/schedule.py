@@ -20,6 +20,8 @@ import numpy as np
 from infersiege.errors import InternalError, UsageError
 
 SECOND_NS = 1_000_000_000
+MOST_SESSIONS = 100_000_000
+"""That a duration may ask for: more is a slip, and takes longer to count than to notice."""
 _BLOCK = 4096
 _GOLDEN = 0x9E3779B97F4A7C15
 """2**64 / golden ratio: steps of the additive sequence that shares sessions out among workloads."""
@@ -158,13 +160,22 @@ def replay_tickets(
     _check_split(place, members, first)
     _check_factor("speed", speed)
     times = []
+    total = 0.0
     for workload, arrivals in enumerate(arrivals_ns):
         if arrivals is None:
             raise UsageError(
                 f"workload.{workload}: its trace has no timestamps, so it can't be replayed",
                 hint='use load mode "open" with a rate, or "closed" with users',
             )
-        times.append(_timed(workload, arrivals, bool(wrap and wrap[workload])))
+        wraps = bool(wrap and wrap[workload])
+        if wraps and duration_ns is not None and arrivals:
+            total += duration_ns * speed / _period_ns(arrivals) * len(arrivals)
+        times.append(_timed(workload, arrivals, wraps))
+    if sessions is None and total > MOST_SESSIONS:
+        raise UsageError(
+            f"replay at speed {speed:g} asks for {total:,.0f} sessions; the most is {MOST_SESSIONS:,}",
+            hint="lower load.speed or run.duration, or set run.stop = {sessions = …}",
+        )
     for index, (at_ns, workload, session_index) in enumerate(heapq.merge(*times)):
         offset_ns = min(round(at_ns / speed), _FAR_NS)
         if (duration_ns is not None and offset_ns >= duration_ns) or (sessions is not None and index >= sessions):
@@ -176,13 +187,18 @@ def replay_tickets(
 def _timed(workload: int, arrivals: Sequence[int], wrap: bool) -> Iterator[tuple[int, int, int]]:
     if not arrivals:
         return
-    last = arrivals[-1]
-    period_ns = last + (round(last / (len(arrivals) - 1)) if len(arrivals) > 1 else 0) or SECOND_NS
+    period_ns = _period_ns(arrivals)
     for turn in count():
         for place, at_ns in enumerate(arrivals):
             yield turn * period_ns + at_ns, workload, turn * len(arrivals) + place
         if not wrap:
             return
+
+
+def _period_ns(arrivals: Sequence[int]) -> int:
+    """From one start of a trace that wraps to the next."""
+    last = arrivals[-1]
+    return last + (round(last / (len(arrivals) - 1)) if len(arrivals) > 1 else 0) or SECOND_NS
 
 
 class _Deal:

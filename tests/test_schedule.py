@@ -253,6 +253,16 @@ def test_rates_and_speeds_without_meaning_are_refused(value):
         next(replay_tickets([[0, 1]], speed=value))
 
 
+def test_a_replay_of_more_sessions_than_anybody_means_is_refused_at_once():
+    """Counting them (--dry-run does) would not come to an end."""
+    endless = {"speed": 1e6, "wrap": [True], "duration_ns": 30 * 24 * HOUR_NS}
+    with pytest.raises(UsageError, match=r"speed 1e\+06 asks for 2,592,000,000,000 sessions") as caught:
+        next(replay_tickets([[0]], **endless))
+    assert "load.speed" in (caught.value.hint or "")
+    assert len(list(replay_tickets([[0]], **endless, sessions=5))) == 5
+    assert len(list(replay_tickets([[0]], **{**endless, "wrap": [False]}))) == 1
+
+
 def test_replay_at_the_lowest_speed_stays_within_64_bits():
     assert [t.offset_ns for t in replay_tickets([[0, 1, 100 * 366 * 24 * HOUR_NS]], speed=1e-6)] == [0, 10**6, 1 << 62]
 

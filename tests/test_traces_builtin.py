@@ -272,6 +272,7 @@ def test_short_questions_of_two_sessions_differ():
         ({"tool_share": 1.5}, ["option 'tool_share' is at most 1, not 1.5"]),
         ({"tool_share": float("nan")}, ["option 'tool_share' is a finite number, not nan"]),
         ({"calls": 10**400}, ["option 'calls' is at most 1e+09, not 1000000000"]),
+        ({"calls_max": 10**6}, ["option 'calls_max' is at most 10000, not 1000000"]),
         ({"append_p50": 10**10}, ["option 'append_p50' is at most 1e+09, not 10000000000"]),
         (
             {"cals": 1, "tool_share": -1, "append_p50": "x"},

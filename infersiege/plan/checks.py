@@ -57,9 +57,6 @@ _OWN_FIELDS: Mapping[str, str] = {
 }
 """Fields of a request body that must be what the run believes them to be."""
 
-MOST_SESSIONS = 100_000_000
-"""Of an open loop."""
-
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -164,6 +161,8 @@ def _size(draft: Draft) -> None:
     bounded = run.stop is not None and run.stop.sessions is not None
     if load.mode != "open" or load.rate is None or run.duration_ns is None or bounded:
         return
+    from infersiege.schedule import MOST_SESSIONS
+
     sessions = load.rate * run.duration_ns / SECOND_NS
     if sessions > MOST_SESSIONS and faults.ok("load", "rate") and faults.ok("run", "duration"):
         faults.add(

@@ -20,7 +20,7 @@ from infersiege.traces.words import QUESTIONS, TOOL_NAMES, WORDS
 AGENT_OPTIONS: OptionTable = {
     "calls": Option(default=45, at_least=1, meaning="requests of a session, median"),
     "calls_sigma": Option(default=0.96, at_least=0, at_most=3, meaning="requests of a session, sigma of the lognormal"),
-    "calls_max": Option(default=200, at_least=1, meaning="most requests of a session"),
+    "calls_max": Option(default=200, at_least=1, at_most=10_000, meaning="most requests of a session"),
     "prefix_tokens": Option(
         default=15_000, at_least=0, meaning="tokens of tools and system prompt that all sessions share"
     ),
