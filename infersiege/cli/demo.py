@@ -41,7 +41,8 @@ def demo(out: Path | None, duration: str, workers: int) -> None:
             out=out, workers=workers, expect_workers=None, bind=("127.0.0.1", 0), wait_for_target_ns=0, gated=True
         )
         result = run_plan(plan, options, console, os.environ, interrupts)
-    console.print("next: start your engine and run one of examples/plans/*.toml", highlight=False)
+    if not result.summary.interrupted:
+        console.print("next: start your engine and run one of examples/plans/*.toml", highlight=False)
     sys.exit(result.summary.exit_code)
 
 

@@ -60,8 +60,14 @@ class EmulatorProcess:
     def start(self) -> EmulatorProcess:
         """Raises UsageError for options that the emulator refuses, TargetError when it does not come up."""
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
+        # A session of its own: Ctrl-C is for the program that uses it, which may still have answers to wait for.
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=self._env
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=self._env,
+            start_new_session=True,
         )
         found = _LISTENING.search(self._first_line())
         if found is None:
