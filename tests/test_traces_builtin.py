@@ -301,6 +301,14 @@ def test_choices_and_bounds(name, options, message):
         open_trace(f"builtin:{name}", options=options)
 
 
+def test_describing_very_long_sessions_comes_to_an_end():
+    """Each request repeats the whole session: to walk it anew for each one would take minutes."""
+    found = describe(open_trace("builtin:agent", options={"calls": 10**9, "calls_max": 10_000}))
+    assert found.sampled == 20
+    assert found.turns == 200_000
+    assert found.cache_bound is not None and found.cache_bound > 0.99
+
+
 def test_a_prefix_that_would_fill_the_memory_is_refused_before_it_is_made():
     with pytest.raises(TraceError, match="tools and system prompt of 150,000,000 tokens, the most is 10,000,000"):
         open_trace("builtin:agent", length_scale=1e4)

@@ -12,6 +12,8 @@ from infersiege.traces.trace import Trace
 
 SAMPLE_SESSIONS = 200
 """Sessions looked at of a trace without end."""
+_SAMPLE_TURNS = 200_000
+"""And turns, after which no other session is begun."""
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,13 +65,16 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(trace: Trace, *, sample: int = SAMPLE_SESSIONS) -> Description:
-    """Walk a finite trace in full, an endless one for its first `sample` sessions."""
+    """Walk a finite trace in full, an endless one for its first `sample` sessions (fewer where they are very long)."""
     count = trace.sessions if trace.sessions is not None else sample
     prompts: list[int] = []
     outputs: list[int] = []
     turns = 0
     cache = _PrefixCache()
     for index in range(count):
+        if trace.sessions is None and turns >= _SAMPLE_TURNS:
+            count = index
+            break
         session = trace.session(index)
         turns += len(session.turns)
         prompts += [turn.asked_prompt_tokens for turn in session.turns if turn.asked_prompt_tokens is not None]
@@ -105,31 +110,39 @@ class _PrefixCache:
 
     def play(self, session: Session) -> None:
         """Requests of one session in order; a message that is not synthesised makes the whole figure unknown."""
-        history: list[BlockText] = []
+        # What the session's last request held is in the cache, so only what came since is looked up.
+        chain = held = 0
+        new: list[BlockText] = []
         for turn in session.turns:
             if turn.replaces_history:
-                history.clear()
+                chain = held = 0
+                new = []
             if len(turn.texts) != len(turn.messages) or any(text is None for text in turn.texts):
                 self._known = False
                 return
-            history += [text for text in turn.texts if text is not None]
-            self._request(history)
-            if turn.answer_text is not None:
-                history.append(turn.answer_text)
+            new += [text for text in turn.texts if text is not None]
+            self._all += held
+            self._hit += held
+            chain, added = self._look_up(chain, new)
+            held += added
+            new = [] if turn.answer_text is None else [turn.answer_text]
 
-    def _request(self, texts: Sequence[BlockText]) -> None:
+    def _look_up(self, chain: int, texts: Sequence[BlockText]) -> tuple[int, int]:
+        """Count blocks that follow a cached prefix: the prefix with them, and their tokens."""
         hitting = True
-        chain = 0
+        added = 0
         for text in texts:
             for ident, tokens in zip(text.ids, text.tokens, strict=True):
                 key = (text.scope, ident, chain)
                 chain = hash((chain, text.scope, ident))  # within this process only
                 self._all += tokens
+                added += tokens
                 hitting = hitting and key in self._seen
                 if hitting:
                     self._hit += tokens
                 else:
                     self._seen.add(key)
+        return chain, added
 
     def share(self) -> float | None:
         return self._hit / self._all if self._known and self._all else None
