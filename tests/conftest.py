@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import engines
 import pytest
 from hypothesis import settings
+from siege import Siege
 
 REQUIRE_SERVICES = "INFERSIEGE_REQUIRE_SERVICES"
 
@@ -74,3 +76,22 @@ def llamacpp(
     needs(engines.llamacpp_missing())
     with engines.llamacpp(free_port(), tmp_path_factory.mktemp("llamacpp") / "engine.log") as engine:
         yield engine
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, needs: Needs) -> Iterator[Path]:
+    """A file system that is full after some hundred records."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(path)], capture_output=True, check=False
+    )
+    needs("a small tmpfs can't be mounted (needs root)" if mounted.returncode else None)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.fixture
+def siege(tmp_path: Path) -> Siege:
+    """Starts runs below the test's own directory."""
+    return Siege(tmp_path)

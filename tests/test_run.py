@@ -20,11 +20,6 @@ AT_ONCE = 'mode = "closed"\nusers = 4\nramp = "0s"'
 
 
 @pytest.fixture
-def siege(tmp_path: Path) -> Siege:
-    return Siege(tmp_path)
-
-
-@pytest.fixture
 def emulator(tmp_path: Path) -> Iterator[EmulatorProcess]:
     with EmulatorProcess("--output-tokens", "20", log=tmp_path / "truth.jsonl") as process:
         yield process

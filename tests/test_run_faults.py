@@ -25,11 +25,6 @@ AT_ONCE = 'mode = "closed"\nusers = 4\nramp = "0s"\ndrain = "2s"'
 
 
 @pytest.fixture
-def siege(tmp_path: Path) -> Siege:
-    return Siege(tmp_path)
-
-
-@pytest.fixture
 def emulator(tmp_path: Path) -> Iterator[EmulatorProcess]:
     with EmulatorProcess("--output-tokens", "60", log=tmp_path / "truth.jsonl") as process:
         yield process
@@ -305,19 +300,6 @@ def test_gt_09_arrivals_that_were_never_begun_make_the_run_invalid(siege: Siege)
     check_conserved(ran)
     assert len(ran.turns) == 80, "every arrival of the schedule has a record"
     assert "load not delivered" in ran.summary.invalid[0]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path, needs: Callable[[str | None], None]) -> Iterator[Path]:
-    """A file system that is full after some hundred records."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(path)], capture_output=True, check=False
-    )
-    needs("a small tmpfs can't be mounted (needs root)" if mounted.returncode else None)
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def test_full_disk_loses_no_record(siege: Siege, emulator: EmulatorProcess, small_disk: Path) -> None:

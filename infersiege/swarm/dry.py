@@ -11,6 +11,8 @@ from infersiege.swarm.source import SessionSource
 from infersiege.traces import describe
 
 SAMPLE = 200
+MOST_COUNTED = 1_000_000
+"""Sessions that are counted; of more it is only said that there are more."""
 
 
 def dry_run(plan: Plan, console: Console) -> None:
@@ -31,11 +33,15 @@ def dry_run(plan: Plan, console: Console) -> None:
         f"first {len(sample)} sessions: {turns} turns, about {prompt:,} prompt and at most {output:,} output tokens",
         highlight=False,
     )
-    if sessions is None or not sample:
+    if not sample:
+        console.print("sessions in all: none is due within the duration")
+        return
+    if sessions is None:
         console.print("sessions in all: as many as the users get through in the duration")
         return
     factor = sessions / len(sample)
-    console.print(f"sessions in all: {sessions}, about {turns * factor:,.0f} turns", highlight=False)
+    more = "at least " if sessions == MOST_COUNTED else ""
+    console.print(f"sessions in all: {more}{sessions:,}, about {turns * factor:,.0f} turns", highlight=False)
 
 
 def _sessions(plan: Plan, source: SessionSource) -> int | None:
@@ -44,4 +50,4 @@ def _sessions(plan: Plan, source: SessionSource) -> int | None:
         return plan.run.stop.sessions
     if plan.load.mode == "closed":
         return None
-    return sum(1 for _ in source.tickets())
+    return sum(1 for _ in islice(source.tickets(), MOST_COUNTED))
