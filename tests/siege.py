@@ -191,3 +191,12 @@ def check_conserved(ran: Ran) -> None:
         assert numbers == set(range(len(numbers))), f"session {session} has a gap: {sorted(numbers)}"
     shown = re.sub(r"\s+", " ", ran.out)
     assert f"planned {counts.planned:,} = started {counts.started:,} + skipped {counts.skipped:,}" in shown, ran.out
+
+
+def check_passed(ran: Ran) -> None:
+    """Exit code 0; on a machine too busy for its own client the run may say so (3), and must have no other reason."""
+    if ran.code == 3:
+        reasons = ran.summary.invalid
+        assert reasons and all(reason.startswith(("client-bound", "load not delivered")) for reason in reasons), ran.out
+    else:
+        assert ran.code == 0, ran.out

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from scripted_server import Peer, Server, stream, whole
-from siege import Siege, plan_text
+from siege import Siege, check_passed, plan_text
 
 pytestmark = pytest.mark.slow
 
@@ -294,4 +294,4 @@ def test_interim_answers_are_no_answers(tmp_path: Path) -> None:
         # Not as fast as it goes: an instant server makes the client the bottleneck, and the run invalid, rightly.
         text = plan_text(f"{server.url}/v1", model=MODEL, run='duration = "2s"', load='mode = "open"\nrate = 10')
         ran = Siege(tmp_path).run(text, within_s=30.0)
-    assert ran.code == 0, ran.out
+    check_passed(ran)

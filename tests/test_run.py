@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from siege import SLACK_S, START_S, Siege, check_conserved, plan_text
+from siege import SLACK_S, START_S, Siege, check_conserved, check_passed, plan_text
 
 from infersiege.emulator.process import EmulatorProcess
 from infersiege.records import Outcome, Phase, Reason, StampSource
 from infersiege.schedule import open_tickets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 AT_ONCE = 'mode = "closed"\nusers = 4\nramp = "0s"'
 
@@ -27,7 +27,7 @@ def emulator(tmp_path: Path) -> Iterator[EmulatorProcess]:
 
 def test_closed_loop_on_two_workers_agrees_with_the_servers_log(siege: Siege, emulator: EmulatorProcess) -> None:
     ran = siege.run(plan_text(emulator.base_url, load='mode = "closed"\nusers = 6\nwarmup = "500ms"'), "--workers", "2")
-    assert ran.code == 0, ran.out
+    check_passed(ran)
     check_conserved(ran)
     truth = {row["request_id"]: row for row in emulator.truth()}
     turns = ran.turns
@@ -57,7 +57,7 @@ def test_di_07_ls_05_open_loop_sends_each_arrival_once_at_its_time(siege: Siege,
         emulator.base_url, load='mode = "open"\nrate = 20\narrivals = "poisson"', run='duration = "3s"\nseed = 5'
     )
     ran = siege.run(text, "--workers", "2")
-    assert ran.code in (0, 3), ran.out  # 3: this machine may be too busy to deliver the load; the rest must hold
+    check_passed(ran)
     check_conserved(ran)
     asked = list(open_tickets(rate=20.0, arrivals="poisson", weights=[1.0], seed=5, duration_ns=3_000_000_000))
     turns = sorted(ran.turns, key=lambda turn: turn.due_ns)
@@ -111,7 +111,7 @@ def test_tr_06_rows_in_are_sent_skipped_or_not_started(siege: Siege, emulator: E
     ran = siege.run(
         plan_text(emulator.base_url, workload=workload, run="stop = {sessions = 6}", load=AT_ONCE), "--workers", "3"
     )
-    assert ran.code == 0, ran.out
+    check_passed(ran)
     check_conserved(ran)
     (account,) = ran.summary.traces
     assert (account.rows, account.sessions, account.sessions_started, account.not_started) == (10, 10, 6, 4)
@@ -161,7 +161,7 @@ options = {calls = 3, tool_delay_p50_s = 0, user_delay_p50_s = 0}
     lengths = []
     for workers in ("1", "2"):
         ran = siege.run(plan_text(emulator.base_url, run=run, workload=workload, load=AT_ONCE), "--workers", workers)
-        assert ran.code == 0, ran.out
+        check_passed(ran)
         lengths.append({(turn.session_id, turn.turn): (turn.prompt_tokens, turn.bytes_out) for turn in ran.turns})
     # bytes_out holds the request id, whose length does not change.
     assert lengths[0] == lengths[1]
@@ -218,4 +218,4 @@ def test_gt_03_one_failure_does_not_fail_a_run_whose_rule_allows_it(siege: Siege
         rule = '[[slo]]\nmetric = "error_share"\nmax = "50%"\n'
         ran = siege.run(plan_text(emulator.base_url, more=rule), "--gate")
     assert ran.summary.counts.failed == 1
-    assert ran.code == 0, ran.out
+    check_passed(ran)

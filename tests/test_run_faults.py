@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from siege import SLACK_S, START_S, Siege, check_conserved, plan_text
+from siege import SLACK_S, START_S, Siege, check_conserved, check_passed, plan_text
 
 from infersiege.emulator.process import EmulatorProcess
 from infersiege.records import ErrorClass, Outcome, Reason
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 LONG = 'scenario = "short-qa"\ntrace = "builtin:short-qa"\noutput_scale = 20'
 AT_ONCE = 'mode = "closed"\nusers = 4\nramp = "0s"\ndrain = "2s"'
@@ -264,7 +264,7 @@ def test_a_worker_that_joins_late_is_turned_away_and_changes_nothing(
     code, out = siege.command("worker", "--master", address, "--name", "late")
     ran = running.wait()
     assert code == 3 and "has all of its 1 workers" in out
-    assert ran.code == 0, ran.out
+    check_passed(ran)
     check_conserved(ran)
     assert ran.summary.groups[0].in_flight_max == 4
     assert any(event.kind == "worker_refused" for event in ran.events)
@@ -272,7 +272,7 @@ def test_a_worker_that_joins_late_is_turned_away_and_changes_nothing(
 
 def test_workers_are_reached_on_the_address_that_was_bound(siege: Siege, emulator: EmulatorProcess) -> None:
     ran = siege.run(plan_text(emulator.base_url, load=AT_ONCE), "--workers", "2", "--bind", "127.0.0.2:0")
-    assert ran.code == 0, ran.out
+    check_passed(ran)
     assert {turn.worker for turn in ran.turns} == {"worker-1", "worker-2"}
 
 

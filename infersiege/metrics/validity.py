@@ -17,8 +17,10 @@ DELIVERED_FLOOR = 0.95
 DELIVERED_CEILING = 1.05
 """More than this, too: it is not the load that was asked for."""
 
-HUB_LAG_NS = 50_000_000
-"""A worker whose event loop was held up longer than this in one of a hundred looks was the bottleneck."""
+HUB_LAG_NS = 200_000_000
+"""A worker whose event loop was held up longer than this in one of a hundred looks was the bottleneck.
+
+Generous, since stamps are the kernel's: what a shorter stall does to a figure shows in its slack and lateness."""
 
 BOUND_SHARE = 0.01
 """More turns than this with a doubtful first token, or with a stepped clock, make a run invalid."""
