@@ -237,13 +237,14 @@ class Campaign:
             if due_ns > master.ended_ns:
                 return
             workload = plan.workloads[ticket.workload]
+            session_id, conversation = source.named_conversation(ticket)
             yield OpenTurn(
-                session_id=source.session_id(ticket)[0],
+                session_id=session_id,
                 scenario=workload.scenario,
                 stage=STAGE,
                 phase=timeline.phase_of(due_ns),
                 channel=workload.channel or next(iter(plan.channels)),
-                turns=source.conversation(ticket).turns,
+                turns=conversation.turns,
                 turn=0,
                 started=False,
                 due_ns=due_ns + self._terms.offset_ns,

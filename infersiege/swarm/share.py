@@ -176,9 +176,8 @@ class WorkerShare:
     def prepare(self, ticket: Ticket, due_ns: int) -> PreparedSession:
         """The session of a ticket, not yet in the ledger."""
         workload = self.plan.workloads[ticket.workload]
-        conversation = self.source.conversation(ticket)
+        session_id, conversation = self.source.named_conversation(ticket)
         route = self._routes[workload.channel or next(iter(self._routes))]
-        session_id, _ = self.source.session_id(ticket)
         opened = OpenSession(
             session_id=session_id,
             scenario=workload.scenario,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infersiege.plan.schema import Plan, Workload
-from infersiege.records import TraceAccount
-from infersiege.schedule import SECOND_NS, Ticket, closed_tickets, open_tickets, replay_tickets
+from infersiege.records import Session, TraceAccount
+from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
 from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.timeline import STAGE
 from infersiege.traces import Conversation, Synthesizer, Trace, open_trace, prompt_salt
@@ -85,24 +85,23 @@ class SessionSource:
 
     def session_id(self, ticket: Ticket) -> tuple[str, int]:
         """(unique id in the run, index in the trace): an id of the trace, with its repeat where the trace wraps."""
-        trace = self.traces[ticket.workload]
-        repeat, index = divmod(ticket.session_index, trace.sessions) if trace.sessions else (0, ticket.session_index)
-        name = trace.session(index).session_id
-        # An id of the trace may itself look like another one's repeat.
-        if repeat or "~" in name:
-            name = f"{name}~{repeat}"
-        return f"{self._labels[ticket.workload]}:{name}", index
+        repeat, index = self._place_in_trace(ticket)
+        return self._name(ticket, self.traces[ticket.workload].session(index), repeat), index
 
     def conversation(self, ticket: Ticket) -> Conversation:
         """A session of the trace, salted and scaled as the plan says."""
-        plan = self.plan
-        workload, trace = plan.workloads[ticket.workload], self.traces[ticket.workload]
-        repeat, index = divmod(ticket.session_index, trace.sessions) if trace.sessions else (0, ticket.session_index)
+        return self.named_conversation(ticket)[1]
+
+    def named_conversation(self, ticket: Ticket) -> tuple[str, Conversation]:
+        """`session_id` and `conversation` of one ticket. A generator writes a session anew each time: it is asked once."""
+        plan, workload = self.plan, self.plan.workloads[ticket.workload]
+        repeat, index = self._place_in_trace(ticket)
+        session = self.traces[ticket.workload].session(index)
         salt = None
         if workload.salt is not False:
             salt = prompt_salt(plan.run.nonce or "", STAGE, repeat)
-        return Conversation(
-            trace.session(index),
+        conversation = Conversation(
+            session,
             synthesizer=self._synthesizers[workload.language],
             history=workload.history,
             salt=salt,
@@ -112,6 +111,19 @@ class SessionSource:
             delay_scale=workload.delay_scale,
             delay_cap_ns=workload.delay_cap_ns,
         )
+        return self._name(ticket, session, repeat), conversation
+
+    def _place_in_trace(self, ticket: Ticket) -> tuple[int, int]:
+        """(repeat, index in the trace)."""
+        sessions = self.traces[ticket.workload].sessions
+        return divmod(ticket.session_index, sessions) if sessions else (0, ticket.session_index)
+
+    def _name(self, ticket: Ticket, session: Session, repeat: int) -> str:
+        name = session.session_id
+        # An id of the trace may itself look like another one's repeat.
+        if repeat or "~" in name:
+            name = f"{name}~{repeat}"
+        return f"{self._labels[ticket.workload]}:{name}"
 
     def trace_hashes(self) -> dict[str, str]:
         """`scenario (trace)` -> SHA-256, of the traces that are files."""
@@ -143,16 +155,6 @@ class SessionSource:
                 break
             count += ticket.offset_ns >= first_ns
         return count
-
-    def mean_rate(self) -> float | None:
-        """Replay: sessions per second that the traces ask for at the plan's speed."""
-        total = 0.0
-        for trace in self.traces:
-            times = trace.arrivals_ns
-            if not times or len(times) < 2 or times[-1] <= 0:
-                return None
-            total += (len(times) - 1) * SECOND_NS / times[-1]
-        return total * self.plan.load.speed
 
 
 def _channel(plan: Plan, workload: Workload) -> str:

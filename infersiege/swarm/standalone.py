@@ -113,10 +113,10 @@ class LocustRun:
         self._control.renew(FOREVER_NS)
         number = next(part.numbers)
         ticket = Ticket(index=number, workload=0, session_index=number, offset_ns=None)
-        conversation = part.source.conversation(ticket)
+        session_id, conversation = part.source.named_conversation(ticket)
         due_ns = time.monotonic_ns()
         opened = OpenSession(
-            session_id=f"{part.source.session_id(ticket)[0]}#{number}",
+            session_id=f"{session_id}#{number}",
             scenario=part.workload.scenario,
             stage=CHANNEL,
             channel=part.route.labels,
