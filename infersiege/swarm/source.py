@@ -93,7 +93,7 @@ class SessionSource:
         return self.named_conversation(ticket)[1]
 
     def named_conversation(self, ticket: Ticket) -> tuple[str, Conversation]:
-        """`session_id` and `conversation` of one ticket. A generator writes a session anew each time: it is asked once."""
+        """`session_id` and `conversation` of one ticket. A generator makes a session anew each time: asked once."""
         plan, workload = self.plan, self.plan.workloads[ticket.workload]
         repeat, index = self._place_in_trace(ticket)
         session = self.traces[ticket.workload].session(index)
