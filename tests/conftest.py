@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import databases
 import engines
 import pytest
 from hypothesis import settings
@@ -76,6 +77,37 @@ def llamacpp(
     needs(engines.llamacpp_missing())
     with engines.llamacpp(free_port(), tmp_path_factory.mktemp("llamacpp") / "engine.log") as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def influx_server(
+    needs: Needs, free_port: Callable[[], int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[databases.InfluxDB]:
+    """One real InfluxDB for all tests of a process that neither break it nor need it empty."""
+    needs(databases.influx_missing())
+    database = databases.InfluxDB(tmp_path_factory.mktemp("influx"), free_port)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def influx(needs: Needs, free_port: Callable[[], int], tmp_path: Path) -> Iterator[databases.InfluxDB]:
+    """A real InfluxDB of the test's own, to be killed, frozen and started again."""
+    needs(databases.influx_missing())
+    (tmp_path / "influx").mkdir()
+    database = databases.InfluxDB(tmp_path / "influx", free_port)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def victoria(needs: Needs, free_port: Callable[[], int], tmp_path: Path) -> Iterator[databases.VictoriaMetrics]:
+    """A real VictoriaMetrics of the test's own."""
+    needs(databases.victoria_missing())
+    (tmp_path / "victoria").mkdir()
+    database = databases.VictoriaMetrics(tmp_path / "victoria", free_port)
+    yield database
+    database.close()
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ def requirements() -> list[Requirement]:
         Requirement(line)
         for lines in (project["dependencies"], AGENTS["project"]["dependencies"], *groups)
         for line in lines
+        if not line.startswith("infersiege-agents")  # ours: from this checkout
     ]
 
 

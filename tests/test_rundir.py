@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from records_sample import START_NS, plan, plan_file, records, write_run
 
 from infersiege.errors import ExitCode, InternalError, RunDirectoryError, RunInvalidError, UsageError
-from infersiege.records import SCHEMA_VERSION, EventRow, Phase, TurnRecord, WindowRow
+from infersiege.records import SCHEMA_VERSION, EventRow, Phase, SeriesRow, TurnRecord, WindowRow
 from infersiege.report import finish, judged, read
 from infersiege.report.schema import FILES, schemas, text_of
 from infersiege.report.tables import to_text
-from infersiege.rundir import PLAN, SUMMARY, TURNS, PlanFile, RunDirectory, default_path, slug
+from infersiege.rundir import GPU_SERIES, PLAN, SUMMARY, TURNS, PlanFile, RunDirectory, default_path, slug
 
 SCHEMAS = Path(__file__).parents[1] / "docs" / "schema"
 
@@ -375,11 +375,13 @@ def test_real_output_fits_the_schemas(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", records(3, steady_s=20))
     with run:
         run.append_event(EventRow(at_ns=START_NS, kind="stage", detail="begins"))
+    point = SeriesRow(at_ns=START_NS, measurement="gpu", tags={"host": "a"}, fields={"ok": 1.0, "error_text": ""})
+    run.write_series(GPU_SERIES, [point])
     finish(run)
     seen = dict.fromkeys(FILES, 0)
     for name in FILES:
         validator = jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{name}.schema.json").read_text("utf-8")))
-        rows = run.path / f"{name}.jsonl"
+        rows = run.telemetry / GPU_SERIES if name == "series" else run.path / f"{name}.jsonl"
         texts = (
             rows.read_text("utf-8").splitlines() if rows.exists() else [(run.path / f"{name}.json").read_text("utf-8")]
         )

@@ -321,16 +321,28 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """[telemetry]: where series go."""
+    """[telemetry]: where series go, and which are taken from this host."""
 
-    influx_url: Annotated[str | None, _meta("InfluxDB address", later="InfluxDB")] = None
-    influx_bucket: Annotated[str, _meta("Bucket or database", later="InfluxDB")] = "infersiege"
-    influx_org: Annotated[str | None, _meta("Organisation (2.x)", later="InfluxDB")] = None
-    influx_token_env: Annotated[str | None, _meta("Environment variable that holds the token", later="InfluxDB")] = None
-    gpu: Annotated[bool, _meta("Sample this host's GPUs into the run directory", later="GPU series")] = False
-    engine_metrics: Annotated[
-        bool, _meta("Scrape the engine's /metrics into the run directory", later="engine series")
-    ] = False
+    influx_url: Annotated[
+        str | None, _meta("InfluxDB (1.8, 2.x, 3.x) or VictoriaMetrics to write to; none: the run directory only")
+    ] = None
+    influx_bucket: Annotated[str, _meta("Bucket (2.x) or database (1.x, 3.x)", longest=200)] = "infersiege"
+    influx_org: Annotated[str | None, _meta("Organisation (2.x)", longest=200)] = None
+    influx_token_env: Annotated[
+        str | None, _meta("Environment variable that holds the token (2.x, 3.x) or `user:password` (1.8)")
+    ] = None
+    spool: Annotated[
+        str | None, _meta("Directory for points that the database has not taken yet; default: in the user's state")
+    ] = None
+    gpu: Annotated[bool, _meta("Sample this host's GPUs, into the run directory and InfluxDB")] = False
+    engine_metrics: Annotated[bool, _meta("Scrape each channel's /metrics, into the run directory and InfluxDB")] = (
+        False
+    )
+    hosts: Annotated[
+        tuple[str, ...],
+        _meta("Hosts whose GPUs belong to this run, when series are fetched from InfluxDB; default: all it has"),
+    ] = ()
+    grafana_url: Annotated[str | None, _meta("Grafana with infersiege's dashboards, for links from the report")] = None
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from infersiege.records.messages import (
 from infersiege.records.rows import (
     ClientHealth,
     EventRow,
+    SeriesRow,
     TurnRecord,
     WindowRow,
 )
@@ -38,7 +39,9 @@ from infersiege.records.summary import (
     Distribution,
     GroupSummary,
     RuleResult,
+    StageResources,
     Summary,
+    TelemetryAccount,
     TraceAccount,
     WorkerSummary,
 )
@@ -80,9 +83,12 @@ __all__ = [
     "Report",
     "RuleResult",
     "Segment",
+    "SeriesRow",
     "Session",
+    "StageResources",
     "StampSource",
     "Summary",
+    "TelemetryAccount",
     "TokensFrom",
     "TraceAccount",
     "Turn",

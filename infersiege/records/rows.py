@@ -117,6 +117,8 @@ class WindowRow(msgspec.Struct, frozen=True, kw_only=True):
     """At the end of the second."""
     users: int = 0
     """Sessions alive at the end of the second."""
+    good: int | None = None
+    """Of the turns that ended in this second, those that met every per-request SLO; None: the plan has no such rule."""
     errors: dict[str, int] = {}
     """error_class -> count."""
     ttft: dict[int, int] = {}
@@ -138,6 +140,19 @@ class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int | None
     """None, also below: the worker had no descriptor left to look."""
     open_files: int | None
+
+
+class SeriesRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One point of a GPU's or an engine's series: a row of telemetry/gpu.jsonl and telemetry/engine.jsonl.
+
+    `infersiege_agents.measurements` has every tag and field with its unit. A field that was not measured is not there.
+    """
+
+    at_ns: int
+    """On the clock of the host that measured it."""
+    measurement: str
+    tags: dict[str, str]
+    fields: dict[str, float | str]
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):

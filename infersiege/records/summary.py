@@ -125,6 +125,77 @@ class WorkerSummary(msgspec.Struct, frozen=True, kw_only=True):
     clock_uncertainty_ns: int
 
 
+class StageResources(msgspec.Struct, frozen=True, kw_only=True):
+    """What GPUs and engines did in the steady phase of one stage, and what limited it. None: nobody measured it.
+
+    Means over GPUs weigh every card the same; powers, energies and memory are of all of them together.
+    """
+
+    stage: str
+    gpus: int | None = None
+    """GPUs and MIG slices that were read."""
+    gpus_lost: tuple[str, ...] = ()
+    """Those that could not be read for some of the time: `host uuid: NVML error`."""
+    energy_j: float | None = None
+    energy_per_output_token_j: float | None = None
+    """That energy / output tokens that arrived in the steady phase."""
+    power_mean_w: float | None = None
+    utilization_mean: float | None = None
+    """Share of time in which any kernel ran: says nothing about how full the GPU is, and no limit rests on it."""
+    sm_active_mean: float | None = None
+    tensor_active_mean: float | None = None
+    dram_active_mean: float | None = None
+    memory_used_mean_bytes: float | None = None
+    memory_used_peak_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_capped_share: float | None = None
+    throttled_share: float | None = None
+    """By heat or hardware."""
+    xids: dict[str, int] = {}
+    """`uuid: Xid code` -> events."""
+    kv_use_mean: float | None = None
+    kv_use_peak: float | None = None
+    running_mean: float | None = None
+    running_peak: float | None = None
+    waiting_mean: float | None = None
+    waiting_peak: float | None = None
+    preemptions: float | None = None
+    prefix_hit_share: float | None = None
+    server_ttft_mean_ms: float | None = None
+    server_ttft_p50_ms: float | None = None
+    server_ttft_p95_ms: float | None = None
+    """To the width of the engine's buckets."""
+    server_itl_mean_ms: float | None = None
+    coverage: dict[str, float] = {}
+    """Series (`gpu host uuid`, `engine instance`) -> share of the steady phase for which it has points."""
+    limit: str
+    """compute, memory bandwidth, KV cache, queue, power, client, quota, not clear."""
+    limit_reason: str
+    """One sentence with the figures that it rests on."""
+
+
+class TelemetryAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the points that the master wrote to InfluxDB; of the agents each tells its own.
+
+    written = acknowledged + rejected + spooled + dropped.
+    """
+
+    url: str
+    written: int
+    acknowledged: int
+    rejected: int
+    """Refused for good by the database; set aside in the spool."""
+    spooled: int
+    """Still on this host's disk; the next writer to the same database sends them."""
+    dropped: int
+    left_out: int
+    """Values that were not finite numbers."""
+    spool: str
+    """Where what is spooled or rejected lies."""
+    problem: str | None
+    """Why points were not taken, as last seen."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """summary.json: everything that gate, compare and report need beside the turns (docs/metrics.md)."""
 
@@ -150,6 +221,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tokens_from: dict[str, int]
     """usage/tokenizer/estimate -> turns."""
     stamp_source: dict[str, int]
+    resources: tuple[StageResources, ...] = ()
+    """One per stage; empty: no GPU and no engine was watched."""
+    telemetry: TelemetryAccount | None = None
+    """None: the plan names no InfluxDB."""
     rules: tuple[RuleResult, ...] = ()
     verdict: Verdict | None = None
     exit_code: int = 0

@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
-from infersiege.records import SCHEMA_VERSION, EventRow, Summary, TurnRecord, WindowRow
+from infersiege.records import SCHEMA_VERSION, EventRow, SeriesRow, Summary, TurnRecord, WindowRow
 from infersiege.rundir import EVENTS, PLAN, SUMMARY, TURNS, WINDOWS, PlanFile
 
 FILES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "turns": (TurnRecord, f"One line of {TURNS}"),
     "windows": (WindowRow, f"One line of {WINDOWS}"),
     "events": (EventRow, f"One line of {EVENTS}"),
+    "series": (SeriesRow, "One line of telemetry/gpu.jsonl and telemetry/engine.jsonl"),
     "summary": (Summary, SUMMARY),
     "plan": (PlanFile, PLAN),
 }

@@ -7,11 +7,14 @@ the file ends with a whole row, and only a crash can leave a torn last line.
 from infersiege.rundir.damage import span_of_run
 from infersiege.rundir.directory import RunDirectory
 from infersiege.rundir.names import (
+    ENGINE_SERIES,
     EVENTS,
+    GPU_SERIES,
     JUNIT,
     PLAN,
     REPORT,
     RUNS,
+    SERIES,
     SUMMARY,
     TELEMETRY,
     TURNS,
@@ -22,11 +25,14 @@ from infersiege.rundir.names import (
 from infersiege.rundir.planfile import ChannelFacts, PlanFile, StageFacts
 
 __all__ = [
+    "ENGINE_SERIES",
     "EVENTS",
+    "GPU_SERIES",
     "JUNIT",
     "PLAN",
     "REPORT",
     "RUNS",
+    "SERIES",
     "SUMMARY",
     "TELEMETRY",
     "TURNS",

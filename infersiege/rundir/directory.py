@@ -10,7 +10,7 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from infersiege.errors import InternalError, RunDirectoryError, UsageError
-from infersiege.records import SCHEMA_VERSION, ClientHealth, EventRow, Summary, TurnRecord, WindowRow
+from infersiege.records import SCHEMA_VERSION, ClientHealth, EventRow, SeriesRow, Summary, TurnRecord, WindowRow
 from infersiege.rundir.damage import Span, damage_of
 from infersiege.rundir.files import Appender, Versioned, bad_line, discard, pretty, reason_of, remedy_for
 from infersiege.rundir.names import (
@@ -167,7 +167,7 @@ class RunDirectory:
     def _write(self, file: str, data: bytes) -> Path:
         """Whole or not at all: a reader never sees half a file, and a full disk leaves the old one."""
         path = self.path / file
-        part = self.path / f".{file}.part"
+        part = path.with_name(f".{path.name}.part")
         try:
             part.write_bytes(data)
             part.replace(path)
@@ -233,6 +233,20 @@ class RunDirectory:
     def read_events(self) -> Iterator[EventRow]:
         """As `read_turns`."""
         return self._rows(EVENTS, EventRow, None)
+
+    def read_series(self, name: str, on_torn: Callable[[str], None] | None = None) -> Iterator[SeriesRow]:
+        """Points of telemetry/`name` (`rundir.SERIES`), in file order; none when there is no such file.
+
+        As `read_turns` for a torn or bad line.
+        """
+        file = f"{TELEMETRY}/{name}"
+        if (self.path / file).exists():
+            yield from self._rows(file, SeriesRow, on_torn)
+
+    def write_series(self, name: str, rows: Iterable[SeriesRow]) -> Path:
+        """Replace telemetry/`name` (series that were fetched from a database). Raises UsageError."""
+        path = self.telemetry / name
+        return self._write(str(path.relative_to(self.path)), msgspec.json.Encoder().encode_lines(rows))
 
     def _rows(self, file: str, kind: type[T], on_torn: Callable[[str], None] | None) -> Iterator[T]:
         path = self.path / file

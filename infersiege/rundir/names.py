@@ -16,6 +16,10 @@ REPORT: Final = "report.html"
 JUNIT: Final = "junit.xml"
 TELEMETRY: Final = "telemetry"
 CLIENTS: Final = "clients.jsonl"
+GPU_SERIES: Final = "gpu.jsonl"
+ENGINE_SERIES: Final = "engine.jsonl"
+SERIES: Final = (GPU_SERIES, ENGINE_SERIES)
+"""Series of GPUs and engines, below telemetry/."""
 
 RUNS: Final = Path("runs")
 """Where run directories go unless `--out` names one."""
@@ -29,12 +33,17 @@ def slug(name: str) -> str:
     return "-".join(words)[:_SLUG_LENGTH].strip("-.") or "run"
 
 
+def run_stem(name: str, now_ns: int) -> str:
+    """`<UTC time>-<slug>`: sorts by time."""
+    return f"{datetime.fromtimestamp(now_ns // 1_000_000_000, UTC).strftime('%Y%m%dT%H%M%SZ')}-{slug(name)}"
+
+
 def default_path(name: str, now_ns: int, base: Path = RUNS) -> Path:
     """`runs/<UTC time>-<slug>`, with `-2`, `-3` … when another run of that name began in the same second."""
-    stamp = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC).strftime("%Y%m%dT%H%M%SZ")
-    path = base / f"{stamp}-{slug(name)}"
+    stem = run_stem(name, now_ns)
+    path = base / stem
     number = 2
     while path.exists():
-        path = base / f"{stamp}-{slug(name)}-{number}"
+        path = base / f"{stem}-{number}"
         number += 1
     return path

@@ -8,8 +8,8 @@ import msgspec
 
 from infersiege.errors import RunDirectoryError
 from infersiege.plan.schema import Plan
-from infersiege.records import SCHEMA_VERSION, TraceAccount, WorkerSummary
-from infersiege.rundir.names import PLAN
+from infersiege.records import SCHEMA_VERSION, TelemetryAccount, TraceAccount, WorkerSummary
+from infersiege.rundir.names import PLAN, run_stem
 
 
 class ChannelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +89,13 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     invalid: tuple[str, ...] = ()
     """Reasons that only the master could see."""
     warnings: tuple[str, ...] = ()
+    telemetry: TelemetryAccount | None = None
+    """None: the plan names no InfluxDB, or the run did not end by itself."""
+
+    @property
+    def run_key(self) -> str:
+        """The run in InfluxDB: UTC start, name, id. Sorts by time, and is told apart from any other run."""
+        return f"{run_stem(self.name, self.created_ns)}-{self.run_id}"
 
     @property
     def emulated(self) -> bool:

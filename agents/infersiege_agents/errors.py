@@ -1,0 +1,20 @@
+"""What an agent tells its user when it can't go on: one line, a hint, an exit code."""
+
+from __future__ import annotations
+
+USAGE = 2
+TARGET = 4
+"""The database, the engine or the command to be watched is not there, or refuses us."""
+NO_GPU = 6
+"""This host has no NVML: no driver, or no permission."""
+INTERNAL = 70
+INTERRUPTED = 130
+
+
+class AgentError(Exception):
+    """`str(error)` says where and what was seen; `hint` what to try."""
+
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = USAGE) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.exit_code = exit_code
