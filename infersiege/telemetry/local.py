@@ -1,0 +1,211 @@
+"""Agents that `run` starts on its own host: its GPUs and the engines' /metrics, into the run directory and InfluxDB.
+
+They are processes of their own, so that reading a slow driver or a busy engine never holds up the load. Nothing here
+stops a run: an agent that can't work is a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infersiege_agents.errors import NO_GPU
+
+from infersiege.channels.profiles import PROFILES
+from infersiege.channels.url import root_url
+from infersiege.errors import InfersiegeError
+from infersiege.plan.schema import Channel, Plan
+from infersiege.rundir import ENGINE_SERIES, GPU_SERIES, ChannelFacts, RunDirectory
+
+STOP_WITHIN_S = 12.0
+"""An agent gives its database up to 10 s at its end; what is not sent by then is in its spool."""
+
+KEY_VARIABLE = "INFERSIEGE_ENGINE_KEY"
+"""Key of a channel that has it in a file: for the agent's environment, never its command line."""
+
+
+@dataclass(slots=True)
+class _Agent:
+    """One agent process, or why there is none."""
+
+    kind: str
+    """`GPU` or `engine`, as in a warning."""
+    command: list[str]
+    environ: dict[str, str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    problem: str | None = None
+    stopping: bool = False
+
+
+class LocalAgents:
+    """Starts, watches and ends them. Safe to use when the plan asks for none.
+
+    None of the methods raises for what is wrong with an agent: `problems` tells it.
+    """
+
+    def __init__(
+        self, plan: Plan, channels: Mapping[str, ChannelFacts], run: RunDirectory, environ: Mapping[str, str]
+    ) -> None:
+        self._plan = plan
+        self._channels = channels
+        self._run = run
+        self._environ = dict(environ)
+        self._notes: list[str] = []
+        self._agents: list[_Agent] = []
+
+    def start(self) -> None:
+        """Start what [telemetry] asks for. Returns at once: an agent that can't work is found by `problems`."""
+        wanted = self._plan.telemetry
+        try:
+            if wanted.gpu:
+                self._add("GPU", "gpu", GPU_SERIES, [], {})
+            if wanted.engine_metrics:
+                self._add_engine()
+        except InfersiegeError as error:
+            self._notes.append(f"series of GPUs and engines: {error}")
+        for agent in self._agents:
+            _launch(agent)
+
+    def problems(self) -> list[str]:
+        """One line for each agent that could not start, or that ended although nobody told it to."""
+        found = list(self._notes)
+        for agent in self._agents:
+            if agent.problem is None and agent.process is not None and not agent.stopping:
+                code = agent.process.poll()
+                if code is not None:
+                    agent.problem = _why_ended(agent, code)
+            if agent.problem is not None:
+                found.append(agent.problem)
+        return found
+
+    def stop(self) -> None:
+        """SIGTERM to all, then at most STOP_WITHIN_S for all together to hand over what they hold; then SIGKILL."""
+        self.problems()
+        running = [agent for agent in self._agents if agent.process is not None and not agent.stopping]
+        for agent in running:
+            agent.stopping = True
+            if agent.process is not None and agent.process.poll() is None:
+                agent.process.terminate()
+        deadline = time.monotonic() + STOP_WITHIN_S
+        for agent in running:
+            _reap(agent, deadline)
+
+    def _add(self, kind: str, command: str, series: str, more: Sequence[str], environ: Mapping[str, str]) -> None:
+        arguments = [sys.executable, "-m", "infersiege_agents.cli", command]
+        arguments += ["--out", str((self._run.telemetry / series).absolute()), "--with-parent"]
+        arguments += [*more, *self._influx()]
+        logs = self._run.path / "logs"
+        with contextlib.suppress(OSError):
+            logs.mkdir(exist_ok=True)
+        self._agents.append(
+            _Agent(
+                kind=kind,
+                command=arguments,
+                environ={**self._environ, **environ},
+                log=logs / f"agent-{command}.log",
+            )
+        )
+
+    def _influx(self) -> list[str]:
+        """The same database as the run's own points; the token stays in its environment variable."""
+        wanted = self._plan.telemetry
+        if wanted.influx_url is None:
+            return []
+        arguments = ["--influx-url", wanted.influx_url, "--influx-bucket", wanted.influx_bucket]
+        for option, value in (
+            ("--influx-org", wanted.influx_org),
+            ("--influx-token-env", wanted.influx_token_env),
+            ("--spool", wanted.spool),
+        ):
+            arguments += [option, value] if value is not None else []
+        return arguments
+
+    def _add_engine(self) -> None:
+        """One process for all engines that tell; a channel whose engine has no /metrics is a note."""
+        more: list[str] = []
+        environ: dict[str, str] = {}
+        seen: set[str] = set()
+        for place, (name, channel) in enumerate(self._plan.channels.items(), 1):
+            profile = PROFILES[channel.engine]
+            base = channel.base_url
+            if profile.metrics_path is None or base is None:
+                self._notes.append(f"engine series: {profile.title} (channel {name}) has no /metrics to scrape")
+                continue
+            url = root_url(base, profile.metrics_path)
+            if url in seen:
+                continue
+            seen.add(url)
+            variable = self._key_variable(channel, place, environ)
+            more += ["--url", url, "--engine", channel.engine, *(["--api-key-env", variable] if variable else [])]
+        if more:
+            self._add("engine", "engine", ENGINE_SERIES, more, environ)
+
+    def _key_variable(self, channel: Channel, place: int, environ: dict[str, str]) -> str | None:
+        """The environment variable that has the channel's key; one of our own for a key that lies in a file."""
+        if channel.api_key_env is not None:
+            return channel.api_key_env
+        if channel.api_key_file is None:
+            return None
+        variable = f"{KEY_VARIABLE}_{place}"
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            environ[variable] = Path(channel.api_key_file).read_text("utf-8").strip()
+        return variable
+
+
+def _launch(agent: _Agent) -> None:
+    try:
+        with agent.log.open("wb") as log:
+            agent.process = subprocess.Popen(
+                agent.command,
+                # The agent ends when this pipe's other side is gone: also when we are killed.
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=agent.environ,
+                start_new_session=True,
+            )
+    except OSError as error:
+        agent.problem = f"{agent.kind} series: its agent can't be started: {(error.strerror or str(error)).lower()}"
+
+
+def _why_ended(agent: _Agent, code: int) -> str:
+    """One line from its exit code and the end of its log."""
+    said = _last_error(agent.log)
+    if code == NO_GPU:
+        return f"GPU series: no NVML on this host, so its GPUs are not in this run ({said or 'no driver'})"
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{agent.kind} series end early: their agent ended ({how}): {said or f'see {agent.log}'}"
+
+
+def _last_error(log: Path) -> str:
+    """The last line that begins with `error:`, else the last one that is no hint; empty: it said nothing."""
+    try:
+        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()[-50:]]
+    except OSError:
+        return ""
+    told = [line for line in lines if line and not line.startswith("hint:")]
+    errors = [line for line in told if line.startswith("error:")]
+    return (errors or told or [""])[-1].removeprefix("error:").strip()[:300]
+
+
+def _reap(agent: _Agent, deadline: float) -> None:
+    process = agent.process
+    if process is None:
+        return
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        if agent.problem is None:
+            agent.problem = f"{agent.kind} series: their agent did not end within {STOP_WITHIN_S:.0f} s and was killed"
+    finally:
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
