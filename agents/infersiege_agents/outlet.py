@@ -1,0 +1,299 @@
+"""Where an agent's points go: InfluxDB through the durable writer, a file of JSON lines, or both."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from infersiege_agents.errors import AgentError
+from infersiege_agents.influx.target import Target, target_of
+from infersiege_agents.points import Point, json_line
+
+if TYPE_CHECKING:
+    from infersiege_agents.influx.counters import Counters
+
+URL_VARIABLE = "INFERSIEGE_INFLUX_URL"
+BUCKET_VARIABLE = "INFERSIEGE_INFLUX_BUCKET"
+ORG_VARIABLE = "INFERSIEGE_INFLUX_ORG"
+TOKEN_VARIABLE = "INFLUX_TOKEN"
+
+_TELL_AGAIN_S = 60.0
+"""A problem whose words change is told again after this time at the earliest."""
+
+
+def add_database_options(parser: argparse.ArgumentParser) -> None:
+    """Which database: --influx-url, --influx-bucket, --influx-org, --influx-token-env."""
+    parser.add_argument(
+        "--influx-url",
+        metavar="URL",
+        help=f"InfluxDB (1.8, 2.x, 3.x) or VictoriaMetrics, such as http://127.0.0.1:8086  [default: {URL_VARIABLE}]",
+    )
+    parser.add_argument(
+        "--influx-bucket",
+        metavar="NAME",
+        help=f"bucket (2.x) or database (1.x, 3.x)  [default: {BUCKET_VARIABLE}, else infersiege]",
+    )
+    parser.add_argument("--influx-org", metavar="NAME", help=f"organisation (2.x)  [default: {ORG_VARIABLE}]")
+    parser.add_argument(
+        "--influx-token-env",
+        metavar="VARIABLE",
+        help="environment variable that holds the token (2.x, 3.x) or user:password (1.8); the token itself is never "
+        f"given on a command line  [default: {TOKEN_VARIABLE}]",
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of every command that makes points: the database, --spool and --out."""
+    add_database_options(parser)
+    parser.add_argument(
+        "--spool",
+        type=Path,
+        metavar="DIR",
+        help="where points wait on disk for the database  [default: in the user's state directory]",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append the points to FILE too, as JSON lines")
+
+
+def database_of(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Target | None:
+    """The database that options and environment name; None: none.
+
+    Raises AgentError for a URL that is none, and for a named token variable that is not set.
+    """
+    url = args.influx_url or environ.get(URL_VARIABLE, "").strip()
+    if not url:
+        return None
+    return target_of(
+        url,
+        bucket=args.influx_bucket or environ.get(BUCKET_VARIABLE, "").strip() or "infersiege",
+        org=args.influx_org or environ.get(ORG_VARIABLE, "").strip(),
+        token=_token(args.influx_token_env, environ),
+    )
+
+
+def _token(variable: str | None, environ: Mapping[str, str]) -> str:
+    token = environ.get(variable or TOKEN_VARIABLE, "").strip()
+    if variable and not token:
+        state = "empty" if variable in environ else "not set"
+        raise AgentError(
+            f"--influx-token-env: the environment variable {variable} is {state}",
+            hint=f"export {variable} with the token; the option takes the variable's name, never the token",
+        )
+    if not token.isprintable() or not token.isascii():
+        raise AgentError(
+            f"the environment variable {variable or TOKEN_VARIABLE} holds more than a token",
+            hint="it must hold the token and nothing else, in printable ASCII",
+        )
+    return token
+
+
+def open_outlet(args: argparse.Namespace, *, source: str, environ: Mapping[str, str] = os.environ) -> Outlet:
+    """The outlet that the options of `add_options` ask for. `source` names the writer (gpu, engine, import).
+
+    Raises AgentError when neither a database nor a file is named, and when the spool or the file can't be used. That a
+    database is down is no error: points wait in the spool.
+    """
+    target = database_of(args, environ)
+    if target is None and args.out is None:
+        raise AgentError(
+            "where should the points go?",
+            hint=f"name --influx-url http://127.0.0.1:8086 (or set {URL_VARIABLE}), or --out FILE, or both",
+        )
+    file = None if args.out is None else PointFile(args.out)
+    if target is None:
+        return Outlet(None, file)
+    try:
+        return Outlet(_writer(target, args.spool, source, environ), file)
+    except BaseException:
+        if file is not None:
+            file.close()
+        raise
+
+
+def _writer(target: Target, spool: Path | None, source: str, environ: Mapping[str, str]) -> Database:
+    from infersiege_agents.influx.spool import spool_directory
+    from infersiege_agents.influx.writer import DurableWriter
+
+    directory = spool_directory(environ) if spool is None else spool
+    writer = DurableWriter(target, directory, source=source)
+    writer.start()
+    return Database(writer, target, directory)
+
+
+class Writer(Protocol):
+    """What an outlet needs of influx.writer.DurableWriter."""
+
+    def put(self, point: Point) -> None: ...
+
+    def tick(self) -> None: ...
+
+    @property
+    def problem(self) -> str | None: ...
+
+    def close(self, within_s: float) -> Counters: ...
+
+
+class Database:
+    """A writer with the names that its summary needs."""
+
+    def __init__(self, writer: Writer, target: Target, spool: Path) -> None:
+        self.writer = writer
+        self.target = target
+        self.spool = spool
+
+    def close(self, within_s: float) -> tuple[str, bool]:
+        """Send what is left, as far as the time goes: (what became of the points, were some lost)."""
+        counters = self.writer.close(within_s)
+        text = f"{self.target.url}: {counters.written:,} points written, {counters.acknowledged:,} acknowledged"
+        if counters.taken_up:
+            text += f", {counters.taken_up:,} of earlier agents sent"
+        if counters.spooled:
+            text += f", {counters.spooled:,} still spooled in {self.spool} (the next start sends them)"
+        if counters.rejected:
+            text += f", {counters.rejected:,} rejected (set aside in {self.spool})"
+        if counters.dropped:
+            text += f", {counters.dropped:,} dropped"
+        if (counters.spooled or counters.rejected) and self.writer.problem:
+            text += f"; {self.writer.problem}"
+        return text, bool(counters.rejected or counters.dropped)
+
+
+class PointFile:
+    """A file of JSON lines. A fault of the disk loses points, and counts them; it stops nobody."""
+
+    def __init__(self, path: Path) -> None:
+        """Append to `path`. Raises AgentError when it can't be written, or ends in half a line of something else."""
+        self.path = path
+        self.written = 0
+        self.lost = 0
+        self.problem: str | None = None
+        """The latest fault, in words; None: there was none."""
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            hint = "make its folder first" if isinstance(error, FileNotFoundError) else "name another file with --out"
+            raise AgentError(f"--out {path}: can't be written: {error.strerror or error}", hint=hint) from None
+        try:
+            self._mend()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _mend(self) -> None:
+        """Cut off half a line that a crash left: what comes after it would be unreadable."""
+        if not self.path.is_file() or self.path.stat().st_size == 0:
+            return
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = file.seek(max(0, size - (1 << 20)))
+            tail = file.read()
+        torn = tail[tail.rfind(b"\n") + 1 :]
+        if not torn:
+            return
+        if not torn.startswith(b'{"at_ns"'):
+            raise AgentError(f"--out {self.path}: is no file of points", hint="name another file with --out")
+        self._file.truncate(start + len(tail) - len(torn))
+
+    def put(self, point: Point) -> None:
+        line = json_line(point)
+        if not line:
+            return
+        done = 0
+        try:
+            done = self._file.write(line) or 0
+            if done != len(line):
+                raise OSError("no space left")
+        except (OSError, ValueError) as error:
+            self.lost += 1
+            reason = error.strerror if isinstance(error, OSError) else None
+            self.problem = f"{self.path}: can't be written: {reason or error}"
+            self._take_back(done)
+        else:
+            self.written += 1
+
+    def _take_back(self, done: int) -> None:
+        if done:
+            try:
+                self._file.truncate(os.fstat(self._file.fileno()).st_size - done)
+            except OSError as error:  # a pipe, or the disk is gone: what is left is a torn line
+                self.problem = f"{self.path}: ends in half a line: {error.strerror}"
+
+    def close(self) -> str:
+        """What became of the points."""
+        try:
+            self._file.close()
+        except OSError as error:
+            self.problem = f"{self.path}: {error.strerror}"
+        text = f"{self.path}: {self.written:,} points written"
+        return f"{text}, {self.lost:,} lost ({self.problem})" if self.lost else text
+
+
+class Outlet:
+    """A points.Sink over a database and a file. Problems, and their end, are told once each."""
+
+    def __init__(
+        self,
+        database: Database | None,
+        file: PointFile | None,
+        *,
+        tell: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`tell` gets lines for the user (default: stderr). `clock` in s."""
+        self._database = database
+        self._file = file
+        self._tell = tell or _to_stderr
+        self._clock = clock
+        self._told: str | None = None
+        self._told_at = -_TELL_AGAIN_S
+        self._file_told = False
+        self.lost = False
+        """Points were lost: rejected, dropped, or not written to the file. Final after `close`."""
+
+    def put(self, point: Point) -> None:
+        if self._database is not None:
+            self._database.writer.put(point)
+        if self._file is not None:
+            self._file.put(point)
+
+    def tick(self) -> None:
+        if self._database is not None:
+            self._database.writer.tick()
+            self._tell_of_database(self._database)
+        if self._file is not None and self._file.problem is not None and not self._file_told:
+            self._file_told = True
+            self._tell(f"warning: {self._file.problem}; going on, points are lost there")
+
+    def _tell_of_database(self, database: Database) -> None:
+        problem = database.writer.problem
+        if problem == self._told:
+            return
+        now = self._clock()
+        if problem is None:
+            self._tell(f"{database.target.url}: takes points again")
+        elif now - self._told_at < _TELL_AGAIN_S:
+            return
+        else:
+            self._tell(f"warning: points wait in {database.spool}: {problem}")
+            self._told_at = now
+        self._told = problem
+
+    def close(self, within_s: float = 10.0) -> str:
+        """Hand over what is left, within about `within_s`; one line that says what became of the points."""
+        parts = []
+        if self._database is not None:
+            text, lost = self._database.close(within_s)
+            parts.append(text)
+            self.lost = self.lost or lost
+        if self._file is not None:
+            parts.append(self._file.close())
+            self.lost = self.lost or self._file.lost > 0
+        return "; ".join(parts)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
