@@ -93,6 +93,7 @@ WINDOW = Measurement(
     "seconds in which its parts happened. scenario and channel `all` hold everything.",
     (
         _RUN, _SCENARIO, _CHANNEL, _STAGE, _PHASE,
+        _number("since_steady", "s", "Since the run's first steady phase began; negative before it: aligns runs"),
         _number("due", "turns", "Turns due in this second"),
         _number("sent", "turns", "Turns sent"),
         _number("ok", "turns", "Turns that ended well"),
