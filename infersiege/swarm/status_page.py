@@ -1,0 +1,179 @@
+"""A small web page on which a run can be watched: read-only, served by the master in its own event loop.
+
+    /             one HTML page that refreshes itself; no file from anywhere else
+    /status.json  the same figures, for scripts
+    /health       200 as long as the master's loop turns
+
+Nothing here can change a run, and no fault here can end one: it is logged, and the page says 500.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from gevent.pywsgi import WSGIHandler, WSGIServer
+
+from infersiege.errors import UsageError
+from infersiege.report.live import LiveState
+from infersiege.swarm.status_html import PAGE
+
+log = logging.getLogger("infersiege.swarm.status_page")
+
+_CONNECTIONS = 32
+"""At the same time; more wait in the kernel's queue. A page is a few hundred bytes each second."""
+_PATIENCE_S = 10.0
+"""For a client's request, and for its reading of the answer."""
+_CLOSE_S = 0.5
+
+_STATUS = {200: "200 OK", 404: "404 Not Found", 405: "405 Method Not Allowed", 500: "500 Internal Server Error"}
+
+
+class StatusBoard:
+    """The last state of one run: the master writes it, the page reads it."""
+
+    def __init__(self, run: str, *, emulated: bool = False, grafana: str | None = None) -> None:
+        """`grafana` is the address of its start page, for a link."""
+        self._run = run
+        self._emulated = emulated
+        self._grafana = grafana
+        self._live: LiveState | None = None
+
+    def show(self, state: LiveState) -> None:
+        self._live = state
+
+    def snapshot(self) -> dict[str, Any]:
+        """`run`, `emulated`, `grafana` (None: no link) and `live`: the fields of LiveState, None before the load."""
+        return {
+            "run": self._run,
+            "emulated": self._emulated,
+            "grafana": self._grafana,
+            "live": msgspec.to_builtins(self._live),
+        }
+
+
+class StatusPage:
+    """Serves one run's state. Use as a context manager, or call `start` and `close`."""
+
+    def __init__(self, host: str, port: int, state: Callable[[], dict[str, Any]]) -> None:
+        """`state` is called for each /status.json, in the event loop: it must not block. `port` 0: any free one."""
+        self._address = (host, port)
+        self._state = state
+        self._page = PAGE.encode()
+        self._headers = _headers(PAGE)
+        self._server: _Server | None = None
+
+    @property
+    def port(self) -> int:
+        """The port in use; 0 before `start`."""
+        return self._server.server_port if self._server is not None else 0
+
+    def start(self) -> None:
+        """Listen. Raises UsageError when the address can't be had."""
+        server = _Server(
+            self._address, self._answer, log=None, error_log=None, handler_class=_Handler, spawn=_CONNECTIONS
+        )
+        try:
+            server.start()
+        except OSError as error:
+            host, port = self._address
+            raise UsageError(
+                f"--web {host}:{port}: can't listen there: {error.strerror or error}",
+                hint="name an address of this host and a free port, such as 127.0.0.1:8089; port 0 takes any free one",
+            ) from None
+        self._server = server
+
+    def close(self) -> None:
+        """Stop within half a second. Never raises; closing twice does nothing."""
+        server, self._server = self._server, None
+        if server is not None:
+            try:
+                server.stop(timeout=_CLOSE_S)
+            except Exception:  # the run's end is not its business
+                log.exception("closing the status page")
+
+    def __enter__(self) -> StatusPage:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """The WSGI application."""
+        method = environ["REQUEST_METHOD"]
+        extra: list[tuple[str, str]] = []
+        if method not in ("GET", "HEAD"):
+            status, kind, body = 405, "text/plain", b"read only\n"
+            extra = [("Allow", "GET, HEAD")]
+        else:
+            status, kind, body = self._content(environ["PATH_INFO"])
+        headers = [
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            *self._headers,
+            *extra,
+        ]
+        start_response(_STATUS[status], headers)
+        return [] if method == "HEAD" else [body]
+
+    def _content(self, path: str) -> tuple[int, str, bytes]:
+        """(status, content type, body) of one path."""
+        if path == "/":
+            return 200, "text/html", self._page
+        if path == "/health":
+            return 200, "text/plain", b"ok\n"
+        if path != "/status.json":
+            return 404, "text/plain", b"not found: /, /status.json and /health are here\n"
+        try:
+            return 200, "application/json", msgspec.json.encode(self._state())  # NaN becomes null
+        except Exception:  # a view is not worth a run
+            log.exception("the state of the run can't be shown")
+            return 500, "text/plain", b"the state of the run can't be shown; the master's log says why\n"
+
+
+def _headers(page: str) -> list[tuple[str, str]]:
+    """Headers of every answer: nothing is loaded, run or framed but what `page` itself holds, known by its hash."""
+    allowed = {}
+    for tag in ("style", "script"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        allowed[tag] = "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src '{allowed['style']}'; script-src '{allowed['script']}'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return [
+        ("Content-Security-Policy", policy),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Referrer-Policy", "no-referrer"),
+        ("Cross-Origin-Resource-Policy", "same-origin"),
+        ("Cache-Control", "no-store"),
+        # A browser that keeps a connection must not keep one of the few places.
+        ("Connection", "close"),
+    ]
+
+
+class _Handler(WSGIHandler):  # type: ignore[misc]
+    """gevent's, which would print a traceback for a client that falls silent within its request."""
+
+    def read_request(self, raw_requestline: str) -> Any:
+        try:
+            return super().read_request(raw_requestline)
+        except OSError:
+            return None  # gevent makes it a 400
+
+
+class _Server(WSGIServer):  # type: ignore[misc]
+    """gevent's, with a limit on slow clients, and without a traceback for what they send."""
+
+    def handle(self, client: Any, address: Any) -> None:
+        client.settimeout(_PATIENCE_S)
+        try:
+            super().handle(client, address)
+        except Exception as error:  # noqa: BLE001  # what a stranger sends is no fault of the run
+            log.info("a client of the status page: %s: %s", type(error).__name__, error)
