@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from infersiege.metrics.definitions import METRICS, Metric
 from infersiege.metrics.facts import RunFacts, SteadyWindow
+from infersiege.metrics.goodput import TurnLimits
 from infersiege.metrics.histogram import bucket_of
 from infersiege.metrics.turn import BURST_NS, contradicts_itself, was_asked
 from infersiege.records import ErrorClass, Outcome, Phase, Reason, TokensFrom, TurnRecord
@@ -51,7 +52,7 @@ class Cell:
 
     def __init__(self, key: tuple[str, str, str], facts: RunFacts) -> None:
         self.key = key
-        scenario, channel, stage = key
+        _, channel, stage = key
         self.streamed = facts.streamed.get(channel, True)
         metrics = [m for m in METRICS.values() if m.per_turn and (self.streamed or not m.needs_stream)]
         self.columns: dict[str, array[float]] = {metric.name: array("d") for metric in metrics}
@@ -59,11 +60,7 @@ class Cell:
         self.missing: Counter[str] = Counter()
         self._of_ok = tuple(metric for metric in metrics if metric.outcome is Outcome.OK)
         self._of_failed = tuple(metric for metric in metrics if metric.outcome is Outcome.FAILED)
-        self.limits = tuple(
-            (METRICS[limit.metric], limit.at_most * METRICS[limit.metric].per_unit)
-            for limit in facts.limits
-            if limit.covers(scenario, channel, stage)
-        )
+        self.limits = TurnLimits(facts.limits, key, streamed=self.streamed)
         self._begin_by_ns = _begin_by(facts.steady, stage)
         self.outcomes: Counter[Outcome] = Counter()
         self.errors: Counter[str] = Counter()
@@ -99,7 +96,7 @@ class Cell:
         else:
             self.unplayed[end_of(turn)] += 1
         if self.limits:
-            tally[self._judged(turn)] += 1
+            tally[self.limits.judged(turn)] += 1
 
     def _ok(self, turn: TurnRecord) -> None:
         tally = self.tally
@@ -145,28 +142,6 @@ class Cell:
                 self.missing[metric.name] += 1
             else:
                 self.columns[metric.name].append(value)
-
-    def _judged(self, turn: TurnRecord) -> str:
-        """`good`, `violating`, `cancelled`, `unmeasured` or `not_judged`: the turn against its limits (goodput)."""
-        if turn.outcome is Outcome.FAILED:
-            return "violating"
-        if turn.outcome is Outcome.CANCELLED:
-            bounds = ((m.so_far(turn) if m.so_far is not None else None, at_most) for m, at_most in self.limits)
-            past = any(bound is not None and bound > at_most for bound, at_most in bounds)
-            return "violating" if past else "cancelled"
-        if turn.outcome is not Outcome.OK:
-            return "not_judged"
-        unmeasured = False
-        for metric, at_most in self.limits:
-            if metric.needs_stream and not self.streamed:
-                unmeasured = True
-                continue
-            value = metric.per_turn(turn) if metric.per_turn is not None else None
-            if value is None:
-                unmeasured = unmeasured or metric.applies is None or metric.applies(turn)
-            elif value > at_most:
-                return "violating"
-        return "unmeasured" if unmeasured else "good"
 
 
 def _begin_by(steady: tuple[SteadyWindow, ...], stage: str) -> int:

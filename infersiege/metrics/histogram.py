@@ -8,7 +8,9 @@ order and the split, since merging adds integers only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -176,6 +178,19 @@ class Histogram:
 
     def __repr__(self) -> str:
         return f"Histogram(n={self.n}, min={self.min}, max={self.max})"
+
+
+def percentiles(counts: Mapping[int, int], shares: Sequence[float]) -> list[int | None]:
+    """`Histogram.from_sparse(counts).percentile(q)` in ns for each share, in one pass over the buckets.
+
+    All None when nothing is counted. Counts must not be negative.
+    """
+    indexes = sorted(counts)
+    below = list(accumulate(counts[index] for index in indexes))
+    n = below[-1] if below else 0
+    if not n:
+        return [None] * len(shares)
+    return [bucket_value(indexes[bisect_left(below, rank_of(share, n))]) for share in shares]
 
 
 def rank_of(q: float, n: int) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from infersiege.metrics import turn as of
+from infersiege.metrics.facts import RequestLimit
+from infersiege.metrics.goodput import TurnLimits
 from infersiege.metrics.histogram import bucket_of
 from infersiege.records import Outcome, Phase, TurnRecord, WindowRow
 
@@ -41,8 +43,9 @@ class _Second:
 class _Series:
     """Seconds of one key, and the changes of its gauges."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, limits: TurnLimits) -> None:
         self.key = key
+        self.limits = limits
         self.seconds: dict[int, _Second] = {}
         self.in_flight: Counter[int] = Counter()
         """Second -> change of the turns in flight at its end."""
@@ -57,18 +60,44 @@ class _Series:
     def add(self, turn: TurnRecord) -> None:
         if of.was_asked(turn):
             self.at(turn.due_ns).counts["due"] += 1
-        if turn.attempt_ns is not None:
-            self.at(turn.attempt_ns).value("lateness", of.lateness(turn))
         if turn.sent_ns is not None:
             self.at(turn.sent_ns).counts["sent"] += 1
-        if turn.first_token_ns is not None:
-            self.at(turn.first_token_ns).value("ttft", of.ttft(turn))
-        for second, count in turn.chunks_by_second.items():
-            self.at(second * SECOND_NS).counts["chunks"] += count
+        if turn.outcome is Outcome.OK:
+            self._durations(turn)
+        self._arrivals(turn)
         if turn.sent_ns is not None and turn.closed_ns is not None and turn.closed_ns >= turn.sent_ns:
             self.in_flight[turn.sent_ns // SECOND_NS] += 1
             self.in_flight[turn.closed_ns // SECOND_NS] -= 1
         self._end(turn)
+
+    def _durations(self, turn: TurnRecord) -> None:
+        """Those of ok turns, as in every distribution of the summary."""
+        if turn.attempt_ns is not None:
+            self.at(turn.attempt_ns).value("lateness", of.lateness(turn))
+        if turn.first_token_ns is not None:
+            self.at(turn.first_token_ns).value("ttft", of.ttft(turn))
+        ended = self.at(turn.due_ns if turn.closed_ns is None else turn.closed_ns)
+        ended.value("tpot", of.tpot(turn))
+        ended.value("e2e", of.e2e(turn))
+
+    def _arrivals(self, turn: TurnRecord) -> None:
+        """Chunks, and the turn's tokens spread over them; tokens at the answer's end where there were no chunks.
+
+        Tokens stay whole: by the last second all of them were given out, so that seconds add up exactly. A turn
+        without a count is credited one token per chunk, as in throughput.
+        """
+        chunks = sum(turn.chunks_by_second.values())
+        tokens = turn.chunks if turn.output_tokens is None else turn.output_tokens
+        seen = 0
+        for second, count in sorted(turn.chunks_by_second.items()):
+            counts = self.at(second * SECOND_NS).counts
+            counts["chunks"] += count
+            if chunks > 0:
+                counts["tokens"] += tokens * (seen + count) // chunks - tokens * seen // chunks
+            seen += count
+        arrived_ns = turn.last_token_ns if turn.last_token_ns is not None else turn.closed_ns
+        if tokens and chunks <= 0 and arrived_ns is not None:
+            self.at(arrived_ns).counts["tokens"] += tokens
 
     def _end(self, turn: TurnRecord) -> None:
         ended = self.at(turn.due_ns if turn.closed_ns is None else turn.closed_ns)
@@ -78,9 +107,8 @@ class _Series:
             ended.counts["output_tokens"] += turn.output_tokens
         if turn.outcome is Outcome.FAILED:
             ended.errors[str(turn.error_class) if turn.error_class is not None else "unknown"] += 1
-        elif turn.outcome is Outcome.OK:
-            ended.value("tpot", of.tpot(turn))
-            ended.value("e2e", of.e2e(turn))
+        if self.limits and self.limits.judged(turn) == "good":
+            ended.counts["good"] += 1
 
     def rows(self) -> Iterator[WindowRow]:
         in_flight = users = 0
@@ -98,7 +126,7 @@ class _Series:
     def _row(self, second: int, in_flight: int, users: int) -> WindowRow:
         scenario, channel, stage, phase = self.key
         one = self.seconds.get(second) or _Second()
-        values: dict[str, Any] = dict(one.counts)
+        values: dict[str, Any] = ({"good": 0} if self.limits else {}) | dict(one.counts)
         values |= {name: dict(sorted(counts.items())) for name, counts in one.histograms.items()}
         return WindowRow(
             second=second,
@@ -113,23 +141,31 @@ class _Series:
         )
 
 
-def windows(turns: Iterable[TurnRecord]) -> list[WindowRow]:
+def windows(
+    turns: Iterable[TurnRecord],
+    *,
+    limits: Sequence[RequestLimit] = (),
+    streamed: Mapping[str, bool] | None = None,
+) -> list[WindowRow]:
     """One row per second and key in which something happened or was open, sorted by second, then key.
 
-    A count stands in the second in which the thing happened: due, sent, chunks as they arrived, the rest when the turn
-    ended (when it was due, if it was never closed). Lost turns are only in `due` and `sent`. A session counts for
-    the key of its latest turn. Tokens of a turn stand in the second in which it ended.
+    A count stands in the second in which the thing happened: due, sent, chunks and tokens as they arrived, the rest
+    when the turn ended (when it was due, if it was never closed). Lost turns are only in `due` and `sent`. A session
+    counts for the key of its latest turn. Durations are of ok turns.
+    `limits` are the plan's per-request limits (`gate.request_limits`), behind `good`; `streamed` says of each channel
+    whether it was asked for streams (one that is not named was).
     """
+    streams = streamed or {}
     series: dict[Key, _Series] = {}
     sessions: dict[tuple[str, str, str], list[tuple[int, int, Key]]] = {}
     for turn in turns:
         key = (turn.scenario, turn.channel, turn.stage, turn.phase)
         if key not in series:
-            series[key] = _Series(key)
+            series[key] = _Series(key, TurnLimits(limits, key[:3], streamed=streams.get(turn.channel, True)))
         series[key].add(turn)
         if turn.attempt_ns is not None and turn.closed_ns is not None:
-            whole = (turn.scenario, turn.channel, turn.session_id)
-            sessions.setdefault(whole, []).append((turn.due_ns, turn.closed_ns, key))
+            session = (turn.scenario, turn.channel, turn.session_id)
+            sessions.setdefault(session, []).append((turn.due_ns, turn.closed_ns, key))
     for parts in sessions.values():
         _alive(sorted(parts), series)
     rows = [row for one in series.values() for row in one.rows()]

@@ -101,6 +101,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     planned_turns: int
     closed_turns: int
+    started_turns: int = 0
+    """Turns that were about to be sent, since the start."""
     chunks: int = 0
     """Content chunks that arrived since the start, open turns included."""
     finished: bool = False

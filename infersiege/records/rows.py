@@ -113,6 +113,8 @@ class WindowRow(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int = 0
     output_tokens: int = 0
     """Of turns that ended in this second, from usage."""
+    tokens: int = 0
+    """Output tokens that arrived in this second: those of a turn are spread over its chunks, in whole tokens."""
     in_flight: int = 0
     """At the end of the second."""
     users: int = 0

@@ -111,12 +111,15 @@ def read(run: RunDirectory) -> Rebuilt:
     noticed: list[str] = []
     collected, seen = Collected(), _Span()
     turns = run.read_turns(noticed.append, span=span_of_run(file.created_ns, file.ended_ns))
-    rows = windows(_watched(turns, (collected, seen)))
+    plan = file.typed_plan()
+    streamed = {name: channel.stream for name, channel in plan.channels.items()}
+    rows = windows(_watched(turns, (collected, seen)), limits=gate.request_limits(plan.slos), streamed=streamed)
     events = _events(run, noticed)
     started_ns = next((at for at in (file.started_ns, seen.first_ns) if at is not None), file.created_ns)
     ended_ns = next((at for at in (file.ended_ns, seen.last_ns) if at is not None), started_ns)
     facts = run_facts(file, started_ns=started_ns, ended_ns=ended_ns, noticed=noticed)
     summary = summarise(run.read_turns(), facts)
+    summary = msgspec.structs.replace(summary, telemetry=file.telemetry)
     return Rebuilt(summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events)
 
 

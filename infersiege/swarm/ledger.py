@@ -95,6 +95,7 @@ class Ledger:
     sessions_taken: dict[str, int] = field(default_factory=dict)
     """By `workload_key`."""
     planned_turns: int = 0
+    started_turns: int = 0
     closed_turns: int = 0
 
     def take(self, session: OpenSession) -> None:
@@ -109,6 +110,7 @@ class Ledger:
     def start(self, session: OpenSession, request_id: str, attempt_ns: int) -> None:
         """The next turn is about to be sent."""
         session.started, session.attempt_ns = True, attempt_ns
+        self.started_turns += 1
         self.spool.journal(
             JournalLine(
                 session_id=session.session_id,

@@ -11,6 +11,7 @@ from typing import Any
 from infersiege.channels import DIALECTS
 from infersiege.channels.profiles import PROFILES
 from infersiege.channels.url import endpoint_url
+from infersiege.gate import request_limits
 from infersiege.metrics.windows import windows
 from infersiege.plan.schema import Channel, Plan
 from infersiege.records import Assignment, ErrorClass, OpenTurn, Reason, TurnRecord, WindowRow
@@ -87,6 +88,8 @@ class WorkerShare:
             spool=spool,
             phase_of=lambda at_ns: self._timeline.phase_of(at_ns - self.offset_ns),
         )
+        self._limits = request_limits(plan.slos)
+        self._streamed = {name: channel.stream for name, channel in plan.channels.items()}
         self._since_last: list[TurnRecord] = []
         self.ledger.listeners.append(self._since_last.append)
         self.turns = TurnPlayer(self.ledger, offset_ns=offset_ns)
@@ -232,7 +235,7 @@ class WorkerShare:
         """Rows of the turns that were closed since the last call, to be added to those before."""
         if not self._since_last:
             return []
-        rows = windows(self._since_last)
+        rows = windows(self._since_last, limits=self._limits, streamed=self._streamed)
         self._since_last.clear()
         return list(rows)
 

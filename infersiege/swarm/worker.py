@@ -296,6 +296,7 @@ class Worker:
             in_flight=len(share.turns.in_flight),
             planned_turns=share.ledger.planned_turns,
             closed_turns=share.ledger.closed_turns,
+            started_turns=share.ledger.started_turns,
             chunks=share.turns.chunks,
             finished=share.finished(),
         )
