@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from infersiege import gate
+from infersiege import gate, resources
 from infersiege.errors import InfersiegeError, RunDirectoryError
 from infersiege.metrics.facts import AskedLoad, RunFacts, SteadyWindow
 from infersiege.metrics.summary import summarise
@@ -16,6 +16,9 @@ from infersiege.records import EventRow, Summary, TurnRecord, Verdict, WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.html import render
 from infersiege.rundir import PlanFile, RunDirectory, StageFacts, span_of_run
+
+SERIES_AROUND_NS = 30 * 1_000_000_000
+"""Points of GPUs and engines so long before the start and after the end still show how the run began and ended."""
 
 NOT_ENDED = "the run did not end by itself (crash or kill): what its workers still held is missing; run it again"
 
@@ -28,6 +31,8 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[WindowRow, ...]
     collected: Collected
     events: tuple[EventRow, ...]
+    watched: resources.Watched = resources.Watched()
+    """GPUs and engines of telemetry/*.jsonl."""
 
     @property
     def examples(self) -> Mapping[str, str]:

@@ -163,8 +163,7 @@ def _launch(agent: _Agent) -> None:
         with agent.log.open("wb") as log:
             agent.process = subprocess.Popen(
                 agent.command,
-                # The agent ends when this pipe's other side is gone: also when we are killed.
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=agent.environ,
@@ -205,7 +204,3 @@ def _reap(agent: _Agent, deadline: float) -> None:
         process.wait()
         if agent.problem is None:
             agent.problem = f"{agent.kind} series: their agent did not end within {STOP_WITHIN_S:.0f} s and was killed"
-    finally:
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()

@@ -1,0 +1,91 @@
+"""What the engines told of themselves in one steady phase. Requests of several engines are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infersiege.metrics.facts import SteadyWindow
+from infersiege.resources import buckets
+from infersiege.resources.gpus import mean_of, sum_of
+from infersiege.resources.series import Series, Watched, highest_sum
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """Figures of all engines in one steady phase; None: no engine told."""
+
+    kv_use_mean: float | None
+    kv_use_peak: float | None
+    """Of the fullest engine: one full cache delays its requests, however empty the others are."""
+    running_mean: float | None
+    running_peak: float | None
+    waiting_mean: float | None
+    waiting_peak: float | None
+    preemptions: float | None
+    prefix_hit_share: float | None
+    server_ttft_mean_ms: float | None
+    server_ttft_p50_ms: float | None
+    server_ttft_p95_ms: float | None
+    server_itl_mean_ms: float | None
+    restarts: int
+    coverage: dict[str, float]
+
+
+def engine_figures(watched: Watched, window: SteadyWindow) -> EngineFigures | None:
+    """None when no engine was watched in the whole run."""
+    engines = watched.engines
+    if not engines:
+        return None
+    ttft = buckets.merged((buckets.parse(text), share) for one in engines for text, share in _buckets(one, window))
+    p50, p95 = buckets.percentile(ttft, 0.50), buckets.percentile(ttft, 0.95)
+    return EngineFigures(
+        kv_use_mean=mean_of(one.mean("kv_use", window) for one in engines),
+        kv_use_peak=max((peak for one in engines if (peak := one.peak("kv_use", window)) is not None), default=None),
+        running_mean=sum_of(one.mean("running", window) for one in engines),
+        running_peak=highest_sum([(one, one.column("running")) for one in engines], window),
+        waiting_mean=sum_of(one.mean("waiting", window) for one in engines),
+        waiting_peak=highest_sum([(one, one.column("waiting")) for one in engines], window),
+        preemptions=sum_of(one.total("preemptions", window) for one in engines),
+        prefix_hit_share=_prefix_hits(engines, window),
+        server_ttft_mean_ms=_mean_of_values(engines, "ttft", window),
+        server_ttft_p50_ms=None if p50 is None else 1000 * p50,
+        server_ttft_p95_ms=None if p95 is None else 1000 * p95,
+        server_itl_mean_ms=_mean_of_values(engines, "itl", window),
+        restarts=sum(round(one.total("resets", window) or 0) for one in engines),
+        coverage={f"engine {one.tags.get('instance', '')}": one.coverage(window) for one in engines},
+    )
+
+
+def _buckets(series: Series, window: SteadyWindow) -> list[tuple[str, float]]:
+    shares = series.count_shares(window.start_ns, window.end_ns)
+    return [(text, float(shares[place])) for place, text in enumerate(series.buckets) if text and shares[place] > 0]
+
+
+def _prefix_hits(engines: Sequence[Series], window: SteadyWindow) -> float | None:
+    """Hits / queries in tokens; the engines' own gauges where they tell no counts."""
+    counted = [
+        (hits, queries)
+        for one in engines
+        if (queries := one.total("prefix_queries", window)) and (hits := one.total("prefix_hits", window)) is not None
+    ]
+    if counted:
+        return min(1.0, sum(hits for hits, _ in counted) / sum(queries for _, queries in counted))
+    if any(one.has("prefix_queries") for one in engines):
+        return None
+    return mean_of(one.mean("prefix_hit_share", window) for one in engines)
+
+
+def _mean_of_values(engines: Sequence[Series], name: str, window: SteadyWindow) -> float | None:
+    """Exact mean over all values of the window, from the count and the mean of each point."""
+    n = total = 0.0
+    for one in engines:
+        counts, means = one.column(f"{name}_n"), one.column(f"{name}_mean_ms")
+        shares = one.count_shares(window.start_ns, window.end_ns)
+        known = np.isfinite(counts) & np.isfinite(means) & (counts > 0)
+        weights = counts[known] * shares[known]
+        n += float(weights.sum())
+        total += float((weights * means[known]).sum())
+    return total / n if n else None

@@ -1,0 +1,250 @@
+"""Points of GPUs and engines as columns on a time axis: what each point stands for, and where there is none.
+
+A point stands for the `interval` before its stamp. Where no point stands for a time, there is no value: the last one is
+never carried on.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from infersiege.metrics.facts import SteadyWindow
+from infersiege.records import SeriesRow
+
+SECOND_NS = 1_000_000_000
+
+Floats = npt.NDArray[np.float64]
+Instants = npt.NDArray[np.int64]
+
+LONGEST_STANDING = 2.5
+"""A gauge stands for at most so many usual intervals of its series: after an outage it tells of its own moment only.
+
+Counts are exact over the whole interval, however long, since they are differences of a counter."""
+
+GPU_COLUMNS = (
+    "ok", "error", "index", "interval", "utilization_mean", "sm_active", "tensor_active", "dram_active",
+    "memory_used_mean_bytes", "memory_used_max_bytes", "memory_total_bytes", "power_mean_w", "power_max_w",
+    "power_average_w", "power_limit_w", "energy_j", "power_capped", "thermal_throttled", "hardware_slowdown", "xid",
+    "xid_count",
+)  # fmt: skip
+HOST_COLUMNS = ("ok", "error", "interval", "gpus", "gpus_expected")
+ENGINE_COLUMNS = (
+    "up", "interval", "resets", "running", "waiting", "kv_use", "prefix_queries", "prefix_hits", "prefix_hit_share",
+    "preemptions", "prompt_tokens", "generated_tokens", "ttft_n", "ttft_mean_ms", "ttft_p50_ms", "ttft_p95_ms", "itl_n",
+    "itl_mean_ms",
+)  # fmt: skip
+_COLUMNS = {"gpu": GPU_COLUMNS, "gpu_host": HOST_COLUMNS, "engine": ENGINE_COLUMNS}
+_IDENTITY = {"gpu": ("host", "uuid"), "gpu_host": ("host",), "engine": ("host", "engine", "instance")}
+_BUCKETS = "ttft_buckets"
+
+
+@dataclass(slots=True)
+class _Building:
+    """Columns of one series while its points come in, in any order."""
+
+    tags: dict[str, str]
+    names: tuple[str, ...]
+    at_ns: array[int] = field(default_factory=lambda: array("q"))
+    columns: list[array[float]] = field(default_factory=list)
+    buckets: list[str | None] = field(default_factory=list)
+    errors: list[tuple[int, str]] = field(default_factory=list)
+    """(at_ns, error text) of the points that could not be read."""
+
+    def add(self, row: SeriesRow, good: str) -> None:
+        self.at_ns.append(row.at_ns)
+        value_of = row.fields.get
+        for column, name in zip(self.columns, self.names, strict=True):
+            value = value_of(name)
+            column.append(value if isinstance(value, float) else np.nan)
+        if good == "up":
+            text = value_of(_BUCKETS)
+            self.buckets.append(text if isinstance(text, str) else None)
+        if value_of(good) == 0:
+            said = value_of("error_text", value_of("error"))
+            told = said if isinstance(said, str) else "not readable" if said is None else f"error {said:.0f}"
+            self.errors.append((row.at_ns, told))
+
+
+class Series:
+    """One GPU, MIG slice, host or engine: points sorted by time, each with the stretch of time that it stands for."""
+
+    def __init__(self, made: _Building, good: str) -> None:
+        at_ns = np.frombuffer(made.at_ns, dtype=np.int64)
+        order = np.argsort(at_ns, kind="stable")
+        self.tags = made.tags
+        self.end_ns: Instants = at_ns[order]
+        self._columns = {
+            name: np.frombuffer(column, dtype=np.float64)[order]
+            for name, column in zip(made.names, made.columns, strict=True)
+        }
+        self.buckets = [made.buckets[place] for place in order] if made.buckets else []
+        self.errors = sorted(made.errors)
+        length_ns = self._lengths()
+        usual_ns = int(np.median(length_ns)) if length_ns.size else 0
+        # Two agents that watch the same card make twice the points, and no second card: each stands for the time since
+        # the one before.
+        before_ns = np.concatenate((self.end_ns[:1] - length_ns[:1], self.end_ns[:-1]))
+        self.start_ns: Instants = np.maximum(self.end_ns - length_ns, before_ns)
+        self.gauge_start_ns: Instants = np.maximum(self.start_ns, self.end_ns - int(LONGEST_STANDING * usual_ns))
+        self._length_ns = length_ns
+        self.readable = self._columns[good] > 0
+
+    def _lengths(self) -> Instants:
+        """Declared intervals; where there is none, the time since the point before, within the usual."""
+        declared = self._columns["interval"] * SECOND_NS
+        steps = np.diff(self.end_ns)
+        usual = float(np.median(steps)) if steps.size else float(SECOND_NS)
+        since = np.minimum(np.concatenate(([usual], steps.astype(np.float64))), LONGEST_STANDING * usual)
+        known = np.isfinite(declared) & (declared > 0) & (declared < 86_400 * SECOND_NS)
+        lengths: Instants = np.where(known, declared, since).astype(np.int64)
+        return lengths
+
+    def column(self, name: str) -> Floats:
+        """Values by point; NaN where there is none."""
+        return self._columns[name]
+
+    def has(self, name: str) -> bool:
+        """Some point has a value."""
+        return bool(np.isfinite(self._columns[name]).any())
+
+    def gauge_seconds(self, start_ns: int, end_ns: int) -> Floats:
+        """Seconds of [start, end) that each point's gauges stand for."""
+        return _overlap(self.gauge_start_ns, self.end_ns, start_ns, end_ns) / SECOND_NS
+
+    def count_shares(self, start_ns: int, end_ns: int) -> Floats:
+        """Share of each point's counts that falls into [start, end), spread evenly over its interval."""
+        return _overlap(self.start_ns, self.end_ns, start_ns, end_ns) / np.maximum(self._length_ns, 1)
+
+    def mean(self, name: str, window: SteadyWindow) -> float | None:
+        """Time-weighted mean of a gauge; None where no point has it."""
+        return weighted(self._columns[name], self.gauge_seconds(window.start_ns, window.end_ns))
+
+    def peak(self, name: str, window: SteadyWindow) -> float | None:
+        values = self._columns[name]
+        inside = np.isfinite(values) & (self.gauge_seconds(window.start_ns, window.end_ns) > 0)
+        return float(values[inside].max()) if inside.any() else None
+
+    def total(self, name: str, window: SteadyWindow) -> float | None:
+        """Sum of a count over the window; None where no point has it."""
+        values, shares = self._columns[name], self.count_shares(window.start_ns, window.end_ns)
+        inside = np.isfinite(values) & (shares > 0)
+        return float((values[inside] * shares[inside]).sum()) if inside.any() else None
+
+    def coverage(self, window: SteadyWindow) -> float:
+        """Share of the window for which there are points that could be read."""
+        seconds = self.gauge_seconds(window.start_ns, window.end_ns)[self.readable].sum()
+        return min(1.0, float(seconds) * SECOND_NS / window.duration_ns) if window.duration_ns else 0.0
+
+    def errors_in(self, window: SteadyWindow) -> Counter[str]:
+        """Error texts of the points in the window that could not be read."""
+        return Counter(text for at_ns, text in self.errors if window.start_ns < at_ns <= window.end_ns)
+
+
+def _overlap(starts_ns: Instants, ends_ns: Instants, start_ns: int, end_ns: int) -> Floats:
+    """ns of [start, end) inside each [starts, ends)."""
+    inside: Floats = np.maximum(np.minimum(ends_ns, end_ns) - np.maximum(starts_ns, start_ns), 0).astype(np.float64)
+    return inside
+
+
+def weighted(values: Floats, seconds: Floats) -> float | None:
+    """Mean of the values that are there, by the time that each stands for."""
+    known = np.isfinite(values) & (seconds > 0)
+    if not known.any():
+        return None
+    part = values[known]
+    mean = float((part * seconds[known]).sum() / seconds[known].sum())
+    # A mean of equal values must not come out above them by a rounding.
+    return min(max(mean, float(part.min())), float(part.max()))
+
+
+def highest_sum(parts: Sequence[tuple[Series, Floats]], window: SteadyWindow) -> float | None:
+    """Greatest value at one moment of the window of all series together; a series adds nothing where it has none."""
+    edges = [np.clip(series.gauge_start_ns, window.start_ns, window.end_ns) for series, _ in parts]
+    edges += [np.clip(series.end_ns, window.start_ns, window.end_ns) for series, _ in parts]
+    times = np.unique(np.concatenate(edges)) if edges else np.empty(0, dtype=np.int64)
+    if times.size < 2:
+        return None
+    middles = (times[:-1] + times[1:]) // 2
+    sums, seen = np.zeros(middles.size), np.zeros(middles.size, dtype=bool)
+    for series, values in parts:
+        place = np.minimum(np.searchsorted(series.end_ns, middles, side="left"), series.end_ns.size - 1)
+        there = (series.gauge_start_ns[place] <= middles) & (middles <= series.end_ns[place])
+        there &= np.isfinite(values[place])
+        sums[there] += values[place][there]
+        seen |= there
+    return float(sums[seen].max()) if seen.any() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Every series of a run that belongs to it."""
+
+    gpus: tuple[Series, ...] = ()
+    """GPUs and MIG slices, by host and NVML index."""
+    hosts: tuple[Series, ...] = ()
+    engines: tuple[Series, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.gpus or self.hosts or self.engines)
+
+
+def gather(
+    rows: Iterable[SeriesRow],
+    *,
+    span_ns: tuple[int, int],
+    hosts: Sequence[str] = (),
+    instances: Iterable[str] = (),
+) -> Watched:
+    """The series of a run from its points, in any order; memory is a few numbers per point.
+
+    `span_ns`: points outside belong to another run. `hosts`: only GPUs of these; none: of all. `instances`: host:port
+    of the plan's channels; when engines of them are there, only those count.
+    """
+    found: dict[tuple[str, ...], _Building] = {}
+    for row in rows:
+        names = _COLUMNS.get(row.measurement)
+        if names is None or not span_ns[0] <= row.at_ns <= span_ns[1]:
+            continue
+        if hosts and row.measurement != "engine" and row.tags.get("host") not in hosts:
+            continue
+        key = _key(row)
+        building = found.get(key)
+        if building is None:
+            building = found[key] = _Building(dict(row.tags), names, columns=[array("d") for _ in names])
+        building.add(row, "up" if row.measurement == "engine" else "ok")
+    made = {key: Series(building, "up" if key[0] == "engine" else "ok") for key, building in sorted(found.items())}
+    gpus = [series for key, series in made.items() if key[0] == "gpu"]
+    engines = [series for key, series in made.items() if key[0] == "engine"]
+    wanted = {_loopback(name) for name in instances}
+    ours = [series for series in engines if _loopback(series.tags.get("instance", "")) in wanted]
+    return Watched(
+        gpus=tuple(sorted(gpus, key=_by_index)),
+        hosts=tuple(series for key, series in made.items() if key[0] == "gpu_host"),
+        engines=tuple(ours or engines),
+    )
+
+
+def _key(row: SeriesRow) -> tuple[str, ...]:
+    """Which series a point belongs to. Two agents that scrape one engine make one series, unless each means its own
+    host by the address."""
+    tags = [row.tags.get(tag, "") for tag in _IDENTITY[row.measurement]]
+    if row.measurement == "engine" and not _loopback(tags[-1]).startswith(("127.", "[::1]")):
+        tags[0] = ""
+    return (row.measurement, *tags)
+
+
+def _by_index(series: Series) -> tuple[str, float, str]:
+    index = series.column("index")
+    known = index[np.isfinite(index)]
+    return series.tags.get("host", ""), float(known[-1]) if known.size else np.inf, series.tags.get("uuid", "")
+
+
+def _loopback(instance: str) -> str:
+    """The same spelling for the two names of this host."""
+    return instance.lower().replace("localhost:", "127.0.0.1:", 1)
