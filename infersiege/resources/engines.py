@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from infersiege_agents.engine_histograms import Buckets, merge, parse, percentile
 
 from infersiege.metrics.facts import SteadyWindow
-from infersiege.resources import buckets
 from infersiege.resources.gpus import mean_of, sum_of
 from infersiege.resources.series import Series, Watched, highest_sum
 
@@ -39,8 +40,8 @@ def engine_figures(watched: Watched, window: SteadyWindow) -> EngineFigures | No
     engines = watched.engines
     if not engines:
         return None
-    ttft = buckets.merged((buckets.parse(text), share) for one in engines for text, share in _buckets(one, window))
-    p50, p95 = buckets.percentile(ttft, 0.50), buckets.percentile(ttft, 0.95)
+    ttft = merge(one for series in engines for one in _ttft_buckets(series, window))
+    p50, p95 = percentile(ttft, 0.50), percentile(ttft, 0.95)
     return EngineFigures(
         kv_use_mean=mean_of(one.mean("kv_use", window) for one in engines),
         kv_use_peak=max((peak for one in engines if (peak := one.peak("kv_use", window)) is not None), default=None),
@@ -59,9 +60,14 @@ def engine_figures(watched: Watched, window: SteadyWindow) -> EngineFigures | No
     )
 
 
-def _buckets(series: Series, window: SteadyWindow) -> list[tuple[str, float]]:
-    shares = series.count_shares(window.start_ns, window.end_ns)
-    return [(text, float(shares[place])) for place, text in enumerate(series.buckets) if text and shares[place] > 0]
+def _ttft_buckets(series: Series, window: SteadyWindow) -> Iterator[Buckets]:
+    """Histograms of the points that lie in the window by half or more: counts of values can't be split."""
+    for place in np.flatnonzero(series.count_shares(window.start_ns, window.end_ns) >= 0.5):
+        text = series.buckets[place]
+        if text:
+            # A damaged text is one point less, as a damaged row is.
+            with contextlib.suppress(ValueError):
+                yield parse(text)
 
 
 def _prefix_hits(engines: Sequence[Series], window: SteadyWindow) -> float | None:
