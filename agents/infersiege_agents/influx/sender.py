@@ -1,0 +1,312 @@
+"""The sender: a process of its own that takes segments from a spool to the database.
+
+    python -m infersiege_agents.influx.sender DIRECTORY
+
+Its writer starts it and speaks to it over stdin: first one line of JSON (token and settings), then an empty line for
+each new segment, `finish SECONDS` at the end. When stdin ends without that, the writer is dead: what waits is sent
+within a bound. All state is in the spool (influx.spool); the sender can be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import cast
+
+from infersiege_agents.influx import spool
+from infersiege_agents.influx.orders import Orders, Settings, Status
+from infersiege_agents.influx.spool import Segment
+from infersiege_agents.influx.target import Target
+from infersiege_agents.influx.transport import Answer, Transport, Verdict
+
+RESCAN_S = 5.0
+"""Directories of dead writers are looked for this often."""
+HEARTBEAT_S = 5.0
+NICENESS = 5
+"""Below the load generator's own processes: telemetry must not disturb what it measures."""
+SPLIT_REQUESTS = 500
+SPLIT_S = 20.0
+"""Bounds on the search for bad lines of one request: about 25 of 10,000 lines are found one by one."""
+
+
+class Sender:
+    """Sends one writer's segments, and those that dead writers to the same database left."""
+
+    def __init__(
+        self, directory: Path, target: Target, settings: Settings, orders: Orders, chance: random.Random
+    ) -> None:
+        self._own = directory
+        self._target = target
+        self._settings = settings
+        self._orders = orders
+        self._chance = chance
+        self._transport = Transport(target)
+        self._locks: dict[Path, int] = {}
+        """Directories of dead writers that this sender has taken up."""
+        self._status = Status()
+        self._told: Status | None = None
+        self._failures = 0
+        self._next_try = 0.0
+        self._next_scan = 0.0
+        self._next_beat = 0.0
+        self._finish_at: float | None = None
+        self._hopeless = False
+        self._newest_next = False
+        self._request_bytes = settings.request_bytes
+        self._synced: set[Path] = set()
+        self._unreadable: set[Path] = set()
+
+    def run(self) -> None:
+        """Until the writer says so, or is gone."""
+        self._orders.wait(0)
+        while True:
+            now = time.monotonic()
+            self._heed_the_end(now)
+            if now >= self._next_scan:
+                self._next_scan = now + RESCAN_S
+                self._take_up()
+            queue = self._queue()
+            self._sync(queue)
+            if queue and now >= self._next_try and not (self._finish_at and now >= self._finish_at):
+                self._deliver(self._batch(queue))
+                self._tell()
+                self._orders.wait(0)
+                continue
+            self._tell()
+            until = [self._next_scan, self._next_beat]
+            if queue:
+                until.append(self._next_try)
+            if self._finish_at is not None:
+                if not queue or self._hopeless or max(now, self._next_try) >= self._finish_at:
+                    break
+                until.append(self._finish_at)
+            self._orders.wait(max(0.0, min(until) - now))
+        self._leave()
+
+    def _heed_the_end(self, now: float) -> None:
+        """At the end everything is tried once more at once, whatever the back-off said; not what Retry-After said."""
+        if self._finish_at is not None or (self._orders.finish_within_s is None and not self._orders.ended):
+            return
+        within = self._orders.finish_within_s
+        self._finish_at = now + (self._settings.orphan_s if within is None else within)
+        self._hopeless = False
+        if self._failures:
+            self._failures = 1
+            self._next_try = now
+
+    def _take_up(self) -> None:
+        """Locks what dead writers to the same database left, seals it, and removes what is empty."""
+        for directory in spool.writers(self._own.parent):
+            if directory == self._own or directory in self._locks:
+                continue
+            owner = spool.owner(directory)
+            if owner is not None and owner.identity != self._target.identity:
+                continue
+            with contextlib.suppress(OSError):
+                if (lock := spool.claim(directory)) is None:
+                    continue
+                if owner is not None:
+                    spool.recover(directory)
+                    if spool.listing(directory).waiting:
+                        self._locks[directory] = lock
+                        continue
+                spool.remove_finished(directory)
+                os.close(lock)
+        spool.remove_abandoned(self._own.parent)
+        use = spool.disk_use(self._own.parent, self._own)
+        self._status = replace(self._status, elsewhere_bytes=use)
+
+    def _queue(self) -> list[Segment]:
+        """What waits, oldest first: dead writers' segments before our own; after ours when time is short."""
+        inherited: list[Segment] = []
+        for directory, lock in sorted(self._locks.items()):
+            with contextlib.suppress(OSError):
+                waiting = spool.listing(directory).waiting
+                inherited += waiting
+                if not waiting:
+                    del self._locks[directory]
+                    spool.remove_finished(directory)
+                    os.close(lock)
+        self._status = replace(self._status, inherited=sum(segment.points for segment in inherited))
+        own: list[Segment] = []
+        with contextlib.suppress(OSError):
+            own = spool.listing(self._own).waiting
+        queue = own + inherited if self._finish_at is not None else inherited + own
+        return [segment for segment in queue if segment.path not in self._unreadable]
+
+    def _batch(self, queue: Sequence[Segment]) -> list[tuple[Segment, bytes]]:
+        """Segments for one request, with their content.
+
+        While more than a request waits, every other request takes the newest: what a dashboard shows is current soon
+        after an outage, and the rest is filled in behind it.
+        """
+        batch: list[tuple[Segment, bytes]] = []
+        lines = size = 0
+        self._newest_next = not self._newest_next
+        newest_first = not self._newest_next and self._finish_at is None
+        for segment in reversed(queue) if newest_first else queue:
+            try:
+                content = segment.path.read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._unreadable.add(segment.path)
+                self._status = replace(self._status, refusal=f"{segment.path}: {error.strerror}: not sent")
+                continue
+            lines, size = lines + segment.points, size + len(content)
+            if batch and (lines > self._settings.request_lines or size > self._request_bytes):
+                break
+            batch.append((segment, content))
+        return batch
+
+    def _deliver(self, batch: list[tuple[Segment, bytes]]) -> None:
+        if not batch:
+            return
+        answer = self._request(b"".join(content for _, content in batch))
+        refused: list[tuple[Segment, bytes, str]] = []
+        if answer.verdict is Verdict.BAD_LINES:
+            answer, refused = self._split(batch, answer)
+        if answer.verdict is not Verdict.TAKEN:
+            self._failed(answer)
+            return
+        self._failures, self._next_try, self._hopeless = 0, 0.0, False
+        self._status = replace(self._status, problem=None)
+        for segment, _ in batch:
+            self._done(segment, [(line, words) for one, line, words in refused if one == segment])
+
+    def _done(self, segment: Segment, refused: list[tuple[bytes, str]]) -> None:
+        """The database has it, but for what it refused."""
+        try:
+            if refused:
+                words = refused[0][1]
+                spool.set_aside(segment, [line for line, _ in refused], words)
+                where = f"{len(refused)} points set aside in {segment.directory}"
+                self._status = replace(self._status, refusal=f"{words}: {where}")
+            segment.path.unlink(missing_ok=True)
+        except OSError as error:  # it stays, and is sent again
+            self._failed(Answer(Verdict.LATER, f"{segment.directory}: {error.strerror or error}"))
+            return
+        self._synced.discard(segment.path)
+        if segment.directory != self._own:
+            self._status = replace(self._status, taken_up=self._status.taken_up + segment.points - len(refused))
+
+    def _split(
+        self, batch: list[tuple[Segment, bytes]], first: Answer
+    ) -> tuple[Answer, list[tuple[Segment, bytes, str]]]:
+        """Halves a refused request, level by level, until only bad lines are refused; everything else is delivered.
+
+        Returns the answer for the whole (not TAKEN: the server failed meanwhile, all is to be tried again) and the
+        lines that are refused for good. When the bounds are reached, what is still refused is refused as a whole.
+        """
+        lines = [(segment, line) for segment, content in batch for line in content.split(b"\n") if line]
+        if first.status == 413 and len(lines) > 1:
+            self._request_bytes = max(65536, self._request_bytes // 2)
+        pieces, words = [lines], {0: first.words}
+        refused: list[tuple[Segment, bytes, str]] = []
+        requests, ends = 0, time.monotonic() + SPLIT_S
+        while pieces:
+            smaller: list[list[tuple[Segment, bytes]]] = []
+            said: dict[int, str] = {}
+            for number, piece in enumerate(pieces):
+                if len(piece) == 1 or requests >= SPLIT_REQUESTS or time.monotonic() >= ends:
+                    refused += [(segment, line, words[number]) for segment, line in piece]
+                    continue
+                middle = len(piece) // 2
+                for half in (piece[:middle], piece[middle:]):
+                    answer = self._request(b"".join(line + b"\n" for _, line in half))
+                    requests += 1
+                    if answer.verdict is Verdict.BAD_LINES:
+                        said[len(smaller)] = answer.words
+                        smaller.append(half)
+                    elif answer.verdict is not Verdict.TAKEN:
+                        return answer, []
+            pieces, words = smaller, said
+        return Answer(Verdict.TAKEN), refused
+
+    def _request(self, lines: bytes) -> Answer:
+        within = self._settings.deadline_s
+        if self._finish_at is not None:
+            within = min(within, max(0.1, self._finish_at - time.monotonic()))
+        answer = self._transport.write(lines, within)
+        if answer.clock_offset_s is not None:
+            self._status = replace(self._status, clock_offset_s=answer.clock_offset_s)
+        return answer
+
+    def _failed(self, answer: Answer) -> None:
+        """Full jitter: a random part of a bound that doubles, so that many hosts don't come back at one moment."""
+        most = self._settings.backoff_most_s if self._finish_at is None else 1.0
+        bound = min(most, self._settings.backoff_s * 2 ** min(self._failures, 30))
+        self._failures += 1
+        wait = self._chance.uniform(0, bound) if answer.retry_after_s is None else answer.retry_after_s
+        self._next_try = time.monotonic() + wait
+        self._hopeless = self._finish_at is not None and answer.verdict is Verdict.REFUSED
+        self._status = replace(self._status, problem=answer.words)
+
+    def _sync(self, queue: Sequence[Segment]) -> None:
+        if self._settings.fsync == "never" or (self._settings.fsync == "waiting" and not self._failures):
+            return
+        fresh = [segment for segment in queue if segment.path not in self._synced]
+        try:
+            for segment in fresh:
+                spool.sync(segment.path)
+            for directory in {segment.directory for segment in fresh}:
+                spool.sync(directory)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._status = replace(self._status, problem=f"{self._own}: {error.strerror}")
+        self._synced.update(segment.path for segment in fresh)
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if self._status == self._told and now < self._next_beat:
+            return
+        self._next_beat = now + HEARTBEAT_S
+        self._status = replace(self._status, beat=self._status.beat + 1)
+        with contextlib.suppress(OSError):
+            content = {one.name: getattr(self._status, one.name) for one in fields(Status)}
+            spool.write_atomically(self._own / "status.json", json.dumps(content).encode())
+        self._told = self._status
+
+    def _leave(self) -> None:
+        self._transport.close()
+        self._tell()
+        if self._orders.finish_within_s is None:  # the writer is dead: nobody else would
+            spool.remove_finished(self._own)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Ends with 0 when told to, 2 when started wrongly."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    owner = spool.owner(Path(arguments[0])) if len(arguments) == 1 else None
+    if owner is None:
+        print("infersiege_agents.influx.sender is started by a writer, with its directory", file=sys.stderr)
+        return 2
+    orders = Orders(sys.stdin.fileno())
+    try:
+        given = json.loads(orders.first_line() or b"{}")
+        settings = Settings(**cast("dict[str, str]", given))  # type: ignore[arg-type]
+    except (ValueError, TypeError) as error:
+        print(f"first line: {error}", file=sys.stderr)
+        return 2
+    target = replace(owner, token=settings.token)
+    Sender(Path(arguments[0]).absolute(), target, settings, orders, random.Random()).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,288 @@
+"""The durable writer: memory, then disk, then a sender process; its caller never waits for the database."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import math
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from infersiege_agents.influx import spool as spools
+from infersiege_agents.influx.counters import Counters
+from infersiege_agents.influx.orders import Settings, Status, read_status
+from infersiege_agents.influx.sender_process import SenderProcess
+from infersiege_agents.influx.target import Target
+from infersiege_agents.points import Point, line_of
+
+SEGMENT_LINES = 5_000
+SEGMENT_BYTES = 1 << 20
+MEMORY_BYTES = 64 << 20
+OWN_COUNTERS_EVERY_S = 10.0
+WAITING_SEGMENT_S = 10.0
+"""While the database is away segments grow for this long, so that a day's outage is no directory of 86,400 files."""
+
+
+class DurableWriter:
+    """Points to one database, through a spool on disk. For one thread at a time; greenlets of one thread are fine.
+
+    `put` and `tick` never raise and never wait for a network. A kill -9 of this process loses what was not flushed
+    yet (`flush_every_s`); one of the sender or of the database loses nothing.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        spool: Path,
+        *,
+        source: str,
+        flush_every_s: float = 1.0,
+        memory_points: int = 100_000,
+        spool_bytes: int = 512 << 20,
+        settings: Settings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`memory_points` and `spool_bytes` bound what waits: beyond both, new points are dropped and counted.
+
+        `spool_bytes` is for the whole spool directory, with what other writers left there. `settings` are the
+        sender's; its token is taken from the target.
+        """
+        self.target = target
+        self.spool = spool
+        self.directory: Path | None = None
+        """This writer's own, below the spool, once started."""
+        self._source = source
+        self._flush_every_s = flush_every_s
+        self._memory_points = memory_points
+        self._spool_bytes = spool_bytes
+        self._settings = replace(settings or Settings(), token=target.token)
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._host = socket.gethostname()
+        self._lock = -1
+        self._lines: list[bytes] = []
+        self._line_bytes = 0
+        self._written = self._dropped = self._left_out = 0
+        self._drops_began_ns: int | None = None
+        self._segment: spools.SegmentFile | None = None
+        self._segment_began = 0.0
+        self._sequence = 0
+        self._sealed_points = 0
+        self._sizes: dict[int, int] = {}
+        """Sequence -> size of each sealed segment that may still be there."""
+        self._listing = spools.Listing([], 0)
+        self._disk_problem: str | None = None
+        self._flush_at = self._keep_at = self._tell_at = 0.0
+        self._sender: SenderProcess | None = None
+        self._status = Status()
+        self._final: Counters | None = None
+        self._closing = False
+        self.notices: list[str] = []
+        """What is worth telling the user once: directories that wait for other databases."""
+
+    def start(self) -> None:
+        """Takes a directory of its own and starts the sender, which takes up what dead writers left.
+
+        Raises AgentError when the spool can't be used.
+        """
+        self.directory, self._lock = spools.create(self.spool, self._source, self.target, self._wall_ns())
+        self.notices += waiting_for_others(self.spool, self.target)
+        now = self._clock()
+        self._flush_at, self._keep_at, self._tell_at = now + self._flush_every_s, now, now + OWN_COUNTERS_EVERY_S
+        self._sender = SenderProcess(self.directory, self._lock, self._settings, self._clock)
+        self._keep()
+        atexit.register(self._at_exit)
+
+    def put(self, point: Point) -> None:
+        """Takes a point. What can't be written down is counted as left out, what finds no room as dropped."""
+        if self._final is not None:
+            return
+        if self._closing:  # another greenlet, while close() waits for the sender
+            self._written += 1
+            self._drop(1)
+            return
+        try:
+            line = line_of(point)
+            for value in point.fields.values():
+                if isinstance(value, float) and not math.isfinite(value):
+                    self._left_out += 1
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            self._left_out += 1
+            return
+        if not line:
+            return
+        self._written += 1
+        if len(self._lines) >= self._memory_points or self._line_bytes + len(line) > MEMORY_BYTES:
+            self._drop(1)
+        else:
+            self._lines.append(line)
+            self._line_bytes += len(line)
+        now = self._clock()
+        full = len(self._lines) >= SEGMENT_LINES or self._line_bytes >= SEGMENT_BYTES
+        if now >= self._flush_at or (full and self._disk_problem is None):
+            self._flush(now)
+            self._keep()
+
+    def tick(self) -> None:
+        """Moves on what waits. To be called about once a second, also when there are no points."""
+        if self._final is not None or self.directory is None:
+            return
+        now = self._clock()
+        if now >= self._tell_at:
+            self._tell_at = now + OWN_COUNTERS_EVERY_S
+            self.put(self._own_counters())
+        if now >= self._flush_at:
+            self._flush(now)
+        self._keep()
+
+    def counters(self) -> Counters:
+        """As of now, from what lies in the spool."""
+        if self._final is not None:
+            return self._final
+        if self.directory is not None:
+            with contextlib.suppress(OSError):
+                self._listing = spools.listing(self.directory)
+        rejected = self._listing.rejected
+        sealed_waiting = self._listing.spooled
+        return Counters(
+            written=self._written,
+            acknowledged=max(0, self._sealed_points - sealed_waiting - rejected),
+            rejected=rejected,
+            spooled=sealed_waiting + (self._segment.points if self._segment else 0),
+            dropped=self._dropped,
+            left_out=self._left_out,
+            taken_up=self._status.taken_up + (self._sender.taken_up_before if self._sender else 0),
+            inherited=self._status.inherited,
+        )
+
+    @property
+    def problem(self) -> str | None:
+        """One line on why points wait, were dropped or were refused; None when all is well."""
+        if self._disk_problem is not None:
+            dropped = ""
+            if self._drops_began_ns is not None:
+                began = time.strftime("%H:%M:%SZ", time.gmtime(self._drops_began_ns / 1e9))
+                dropped = f"; {self._dropped} points dropped since {began}"
+            return f"telemetry spool {self.spool}: {self._disk_problem}{dropped}"
+        sender = self._sender.problem if self._sender else None
+        return self._status.problem or sender or self._status.refusal
+
+    def close(self, within_s: float = 10.0) -> Counters:
+        """Flushes, lets the sender deliver what it can within that time, ends it, and settles the accounts.
+
+        What is still spooled is taken up by the next writer to the same database on this host. May be repeated.
+        """
+        if self._final is not None:
+            return self._final
+        ends = time.monotonic() + max(0.0, within_s)
+        if self.directory is None or self._sender is None:
+            self._drop(len(self._lines))
+            self._lines.clear()
+            self._final = self.counters()
+            return self._final
+        if not self._closing:
+            self.put(self._own_counters())
+            self._closing = True
+        self._flush(self._clock(), seal=True)
+        self._drop(len(self._lines))
+        self._lines.clear()
+        self._sender.finish(ends)
+        self._status = read_status(self.directory)
+        self._final = self.counters()
+        atexit.unregister(self._at_exit)
+        spools.remove_finished(self.directory)
+        os.close(self._lock)
+        return self._final
+
+    def _drop(self, points: int) -> None:
+        if points:
+            self._dropped += points
+            self._drops_began_ns = self._drops_began_ns or self._wall_ns()
+
+    def _own_counters(self) -> Point:
+        """A row of infersiege_writer; it tells of all points before itself."""
+        counters = self.counters()
+        names = ("written", "acknowledged", "rejected", "spooled", "dropped", "taken_up", "left_out")
+        values: dict[str, float | int | str | None] = {name: getattr(counters, name) for name in names}
+        values["clock_offset"] = self._status.clock_offset_s
+        return Point("infersiege_writer", {"host": self._host, "source": self._source}, values, self._wall_ns())
+
+    def _flush(self, now: float, *, seal: bool = False) -> None:
+        """Memory to disk. When the disk fails, points stay in memory, up to its bound, and it is tried again."""
+        self._flush_at = now + self._flush_every_s
+        if self.directory is None:
+            return
+        lines, count = b"".join(self._lines), len(self._lines)
+        try:
+            if lines:
+                self._make_room(len(lines))
+                if self._segment is None:
+                    self._segment = spools.SegmentFile(self.directory, self._sequence)
+                    self._sequence += 1
+                    self._segment_began = now
+                self._segment.append(lines, count)
+                self._lines.clear()
+                self._line_bytes = 0
+            segment = self._segment
+            if segment is not None and (seal or self._is_full(segment, now)):
+                if segment.seal() is not None:
+                    self._sizes[segment.sequence] = segment.size_bytes
+                    self._sealed_points += segment.points
+                self._segment = None
+                if self._sender is not None:
+                    self._sender.nudge()
+        except OSError as error:
+            self._disk_problem = f"{error.strerror or error}; points are kept in memory"
+            return
+        self._disk_problem = None
+
+    def _is_full(self, segment: spools.SegmentFile, now: float) -> bool:
+        """Sealed at once while the sender keeps up; when nobody takes it, it may as well grow."""
+        if self._status.problem is None or segment.points >= SEGMENT_LINES or segment.size_bytes >= SEGMENT_BYTES:
+            return True
+        return now - self._segment_began >= WAITING_SEGMENT_S
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Raises OSError when the spool would grow beyond its bound."""
+        assert self.directory is not None
+        self._listing = spools.listing(self.directory)
+        left = {segment.sequence for segment in self._listing.waiting}
+        self._sizes = {sequence: size for sequence, size in self._sizes.items() if sequence in left}
+        use = sum(map(spools.blocks, self._sizes.values())) + (self._segment.size_bytes if self._segment else 0)
+        if use + self._status.elsewhere_bytes + spools.blocks(size_bytes) > self._spool_bytes:
+            raise OSError(errno.EDQUOT, f"full ({self._spool_bytes >> 20} MiB)")
+
+    def _keep(self) -> None:
+        """About once a second: what the sender says, and whether it lives."""
+        now = self._clock()
+        if now < self._keep_at or self.directory is None or self._sender is None:
+            return
+        self._keep_at = now + 1.0
+        self._status = read_status(self.directory)
+        self._sender.keep_alive(self._status)
+
+    def _at_exit(self) -> None:
+        """The process ends without `close`: what is in memory goes to the sender, which outlives us for a while."""
+        self._flush(self._clock(), seal=True)
+
+
+def waiting_for_others(spool: Path, target: Target) -> list[str]:
+    """A line for each other database that points of dead or living writers wait for."""
+    points: dict[str, int] = {}
+    for directory in spools.writers(spool):
+        owner = spools.owner(directory)
+        if owner is not None and owner.identity != target.identity:
+            with contextlib.suppress(OSError):
+                name = f"{owner.url} ({owner.bucket})"
+                points[name] = points.get(name, 0) + spools.listing(directory).spooled
+    return [
+        f"{count} points for {name} wait in {spool}: they are sent by the next writer to that database"
+        for name, count in sorted(points.items())
+        if count
+    ]
