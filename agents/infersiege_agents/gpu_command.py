@@ -1,0 +1,146 @@
+"""`infersiege-agent gpu`: sample this host's GPUs until told to end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from infersiege_agents import loop, outlet
+from infersiege_agents.errors import NO_GPU, AgentError
+
+if TYPE_CHECKING:
+    from infersiege_agents.gpu_sampler import GpuSampler
+    from infersiege_agents.nvml import Fault
+
+EXAMPLES = """\
+examples:
+  infersiege-agent gpu --influx-url http://10.0.0.5:8086
+  infersiege-agent gpu --out gpu.jsonl --seconds 60
+  infersiege-agent gpu --expect 8 --wait --processes --influx-url http://10.0.0.5:8086
+
+Each interval gives one point per GPU and MIG slice (measurement gpu) and one of the host (gpu_host). A GPU that can't
+be read has ok = 0 and the reason; the others go on. Without a driver: exit code 6, or --wait.
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-parser."""
+    parser = commands.add_parser(
+        "gpu",
+        help="Sample the GPUs of this host with NVML.",
+        description="Sample the GPUs and MIG slices of this host with NVML.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--interval", type=_seconds(0.5, 60), default=1.0, metavar="S", help="time of one point, in s  [default: 1]"
+    )
+    parser.add_argument(
+        "--fast",
+        type=_seconds(0.05, 60),
+        default=0.2,
+        metavar="S",
+        help="utilisation, memory and power are read this often, for min, mean and max  [default: 0.2]",
+    )
+    parser.add_argument(
+        "--expect", type=_count, metavar="N", help="GPUs that should be here  [default: the most seen so far]"
+    )
+    parser.add_argument("--processes", action="store_true", help="count compute processes too, each 10 s")
+    parser.add_argument("--wait", action="store_true", help="without a driver: keep trying, in place of exit code 6")
+    parser.add_argument("--host", metavar="NAME", help="the points' tag host  [default: this host's name]")
+    parser.add_argument("--seconds", type=_seconds(0.5, 1e9), metavar="S", help="end after this time")
+    parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
+    outlet.add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sample until a signal or the given time ends it. Raises AgentError: options, outlet, or no GPU without --wait."""
+    from infersiege_agents.gpu_sampler import GpuSampler, Settings
+    from infersiege_agents.nvml import Nvml
+
+    fast_s = _fast(args.interval, args.fast)
+    settings = Settings(
+        host=(args.host or socket.gethostname()).strip() or "unknown",
+        interval_s=args.interval,
+        fast_s=fast_s,
+        expect=args.expect,
+        processes=args.processes,
+    )
+    sampler = GpuSampler(Nvml(), time, settings, tell=_say)
+    try:
+        fault = sampler.start()
+        if fault is not None and not args.wait:
+            raise _no_gpu(fault)
+        return _sample(sampler, fast_s, args)
+    finally:
+        sampler.close()
+
+
+def _sample(sampler: GpuSampler, fast_s: float, args: argparse.Namespace) -> int:
+    sink = outlet.open_outlet(args, source="gpu", environ=os.environ)
+    since_tick = 0.0
+
+    def step() -> None:
+        nonlocal since_tick
+        points = sampler.step()
+        for point in points:
+            sink.put(point)
+        since_tick += fast_s
+        if points or since_tick >= 1.0:
+            since_tick = 0.0
+            sink.tick()
+
+    try:
+        loop.run_every(fast_s, step, seconds=args.seconds, with_parent=args.with_parent)
+        step()  # the interval that ends now
+    finally:
+        _say(sink.close())
+    return 0
+
+
+def _no_gpu(fault: Fault) -> AgentError:
+    from infersiege_agents.gpu_sampler import NO_CARD
+    from infersiege_agents.nvml import hint
+
+    if fault == NO_CARD:
+        what = "the NVIDIA driver answers, but it has no GPU for this process"
+    else:
+        what = f"NVML can't be used: {fault.text}, code {fault.code}"
+    return AgentError(what, hint=f"{hint(fault.code)}; --wait keeps trying", exit_code=NO_GPU)
+
+
+def _fast(interval_s: float, fast_s: float) -> float:
+    """Time between quick samples: a whole part of the interval, near what was asked for."""
+    return interval_s / max(round(interval_s / fast_s), 1)
+
+
+class _seconds:  # noqa: N801 - reads as a function in argparse's tables
+    """An argparse type: a number of seconds within bounds."""
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least, self._most = least, most
+
+    def __call__(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not self._least <= value <= self._most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from {self._least:g} to {self._most:g}")
+        return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs from 1 to 1024")
+    return int(text)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
