@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import databases
 import pytest
 from click.testing import CliRunner
 from scripted_server import Peer
@@ -693,6 +694,44 @@ def test_the_command_shows_every_channel_and_ends_with_4(tmp_path: Path, free_po
         assert "9 in, 2 out" in ended.output, "the good channel is shown all the same"
         good = CliRunner().invoke(doctor, [str(plan), "--set", f"channel.bad.base_url=http://127.0.0.1:{server.port}"])
         assert good.exit_code == ExitCode.PASS, good.output
+
+
+SERIES_PLAN = """
+[run]
+duration = "5m"
+[channel.good]
+engine = "vllm"
+base_url = "http://127.0.0.1:{port}/v1"
+model = "m"
+[[workload]]
+scenario = "agent"
+trace = "builtin:agent"
+[load]
+users = 4
+[telemetry]
+influx_url = "{influx}"
+influx_bucket = "{bucket}"
+"""
+
+
+def test_the_command_checks_the_database_of_the_plan(
+    tmp_path: Path, free_port: Callable[[], int], influx_server: databases.InfluxDB
+) -> None:
+    """Down is a note, since the run goes on and points wait on disk; refused is a failure, since they would be lost."""
+    plan = tmp_path / "plan.toml"
+    cases = (
+        (influx_server.url, "infersiege", ExitCode.PASS, "ok", "was written to 'infersiege' and read back"),
+        (f"http://127.0.0.1:{free_port()}", "infersiege", ExitCode.PASS, "note", "the run goes on without it"),
+        (influx_server.url, "nosuch", ExitCode.TARGET, "FAIL", "CREATE DATABASE"),
+    )
+    with serving(GOOD) as server:
+        for influx, bucket, code, mark, text in cases:
+            plan.write_text(SERIES_PLAN.format(port=server.port, influx=influx, bucket=bucket))
+            ended = CliRunner(env={"COLUMNS": "250"}).invoke(doctor, [str(plan)])
+            assert ended.exit_code == code, ended.output
+            row = next(line for line in ended.output.splitlines() if line.startswith("telemetry"))
+            assert row.split()[1:3] == ["influxdb", mark], row
+            assert text in ended.output
 
 
 def test_an_examination_names_the_step_that_failed() -> None:

@@ -64,7 +64,7 @@ def test_a_plan_has_its_defaults_filled_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_load(path: Path) -> None:
-    plan = load_plan(path, environ={"TAOTOKEN_API_KEY": "k"})
+    plan = load_plan(path, environ={"TAOTOKEN_API_KEY": "k", "INFLUX_TOKEN": "t"})
     assert plan.channels
     assert plan.workloads
 
@@ -819,10 +819,101 @@ def test_resolve_gives_a_new_nonce_unless_the_plan_has_one(tmp_path: Path) -> No
 
 def test_plan_json_and_back(tmp_path: Path) -> None:
     for path in [*EXAMPLES, write(tmp_path, GOOD)]:
-        plan = load_plan(path, environ={"TAOTOKEN_API_KEY": "k"})
+        plan = load_plan(path, environ={"TAOTOKEN_API_KEY": "k", "INFLUX_TOKEN": "t"})
         assert plan_from_json(plan_json(plan)) == plan
     with pytest.raises(InternalError):
         plan_from_json(b"{}")
+
+
+# ------------------------------------------------------------------------------------------------------ telemetry
+
+
+def telemetry(folder: Path, *lines: str) -> Path:
+    return write(folder, GOOD + "[telemetry]\n" + "\n".join(lines) + "\n")
+
+
+def test_a_whole_telemetry_table_is_read(tmp_path: Path) -> None:
+    path = telemetry(
+        tmp_path,
+        'influx_url = "https://influx.example:8086/db"',
+        'influx_bucket = "perf/autogen"',
+        'influx_org = "lab"',
+        'influx_token_env = "MY_TOKEN"',
+        'spool = "spool"',
+        "gpu = true",
+        "engine_metrics = true",
+        'hosts = ["gpu-1", "gpu-2"]',
+        'grafana_url = "http://127.0.0.1:3000/grafana/"',
+    )
+    found = load_plan(path, environ={"MY_TOKEN": "user:pass=="}).telemetry
+    assert found.hosts == ("gpu-1", "gpu-2")
+    assert found.spool == str(tmp_path / "spool"), "it begins at the plan's folder, whoever starts the run and where"
+    assert load_plan(path, environ={}, check_environment=False).telemetry == found
+    elsewhere = msgspec.structs.replace(found, spool="/other/spool")
+    plan = load_plan(path, environ={"MY_TOKEN": "t"})
+    assert plan_hash(plan) == plan_hash(msgspec.structs.replace(plan, telemetry=elsewhere)), "a folder is no part of it"
+
+
+URL = 'influx_url = "http://127.0.0.1:8086"'
+
+
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (['influx_url = "127.0.0.1:8086"'], "12: telemetry.influx_url: not an address of a database; write it like"),
+        (['influx_url = "http://h:99999"'], "12: telemetry.influx_url: not an address of a database"),
+        (['influx_url = "http://me:pw@h:8086"'], "12: telemetry.influx_url: user, password or query in the address"),
+        (
+            ['influx_url = "http://h:8086?token=abc"'],
+            "12: telemetry.influx_url: user, password or query in the address",
+        ),
+        (
+            [URL, 'influx_token_env = "NOPE"'],
+            "13: telemetry.influx_token_env: the environment variable NOPE is not set",
+        ),
+        (
+            [URL, 'influx_token_env = "EMPTY"'],
+            "13: telemetry.influx_token_env: the environment variable EMPTY is empty",
+        ),
+        ([URL, 'influx_token_env = "TWO"'], "13: telemetry.influx_token_env: the environment variable TWO holds more"),
+        (
+            [URL, 'influx_token_env = "aBc9+/x=="'],
+            "13: telemetry.influx_token_env: is no name of an environment variabl",
+        ),
+        (
+            [URL, f'influx_token_env = "apiv3_{"x" * 40}"'],
+            "13: telemetry.influx_token_env: is no name of an environment",
+        ),
+        ([URL, 'influx_org = "sk-abcdefgh1234"'], "13: telemetry.influx_org: looks like a secret"),
+        (['influx_bucket = "b"'], "12: telemetry.influx_bucket: means nothing without influx_url"),
+        (['influx_org = "o"'], "12: telemetry.influx_org: means nothing without influx_url"),
+        (['influx_token_env = "SET"'], "12: telemetry.influx_token_env: means nothing without influx_url"),
+        (['spool = "s"'], "12: telemetry.spool: means nothing without influx_url"),
+        ([URL, 'spool = "plan.toml"'], "13: telemetry.spool: plan.toml is a file"),
+        ([URL, 'spool = ""'], "13: telemetry.spool: must not be empty"),
+        (['grafana_url = "grafana:3000"'], "12: telemetry.grafana_url: is no address; write it like"),
+        (
+            ['grafana_url = "http://g:3000/d/x?orgId=1"'],
+            "12: telemetry.grafana_url: has more than Grafana's own address",
+        ),
+        (['grafana_url = "http://me:pw@g:3000"'], "12: telemetry.grafana_url: has a user or a password in it"),
+        (['hosts = ["a", " "]'], "12: telemetry.hosts.1: is empty"),
+    ],
+)
+def test_a_fault_of_telemetry_has_its_place(tmp_path: Path, lines: list[str], fault: str) -> None:
+    environ = {"SET": "t", "EMPTY": " ", "TWO": "a\nb"}
+    found = faults_of(telemetry(tmp_path, *lines), environ=environ)
+    assert len(found) == 1, found
+    assert found[0].startswith(f"plan.toml:{fault}"), found
+    for secret in ("pw", "aBc9", "abcdefgh1234", "xxxx"):
+        assert secret not in found[0].split(": ", 2)[2], "a secret is never repeated"
+
+
+def test_faults_of_telemetry_come_all_at_once(tmp_path: Path) -> None:
+    path = telemetry(tmp_path, 'influx_url = "nope"', 'influx_token_env = "NOPE"', 'grafana_url = "g"', 'hosts = [""]')
+    assert [fault.split(": ")[1] for fault in faults_of(path)] == [
+        "telemetry.influx_url", "telemetry.influx_token_env", "telemetry.grafana_url", "telemetry.hosts.0"
+    ]  # fmt: skip
 
 
 def test_the_hash_stands_for_what_is_run_not_for_where_or_when(tmp_path: Path) -> None:

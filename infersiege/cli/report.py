@@ -2,39 +2,93 @@
 
 from __future__ import annotations
 
+import os
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from infersiege.errors import ExitCode
+    from infersiege.rundir import RunDirectory
 
-@click.command(epilog="Example: infersiege report runs/20261130T140211Z-qwen3-8b-on-vllm")
+
+@click.command(epilog="Example: infersiege report runs/20261130T140211Z-qwen3-8b-on-vllm --with-telemetry")
 @click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--with-telemetry",
+    is_flag=True,
+    help="First fetch the GPU and engine series of all hosts from InfluxDB into the run directory.",
+)
+@click.option(
+    "--influx-url", metavar="URL", help="InfluxDB to fetch from.  [default: that of the run's plan; needs the above]"
+)
 @click.option("--open/--no-open", "open_it", default=False, help="Open report.html in the browser.  [default: no]")
 @click.pass_context
-def report(context: click.Context, run: Path, open_it: bool) -> None:
+def report(context: click.Context, run: Path, with_telemetry: bool, influx_url: str | None, open_it: bool) -> None:
     """Rebuild summary.json, report.html and windows.jsonl of RUN from its turns and plan, and print the tables.
 
     The same figures come out, whatever happened to the other files. Exits with 0 when it could be rebuilt, whatever the
     figures are, and with 2 when a file could not be written (the tables are printed all the same); `infersiege gate` is
     what judges.
+
+    With --with-telemetry it exits with 4, and changes nothing, when the database can't be asked, and with 5 when it has
+    no series of the run's time. Bucket, organisation, token variable and hosts are those of [telemetry] in the run's
+    plan.
     """
     from rich.console import Console
 
     from infersiege.cli.unwritten import warn_of
-    from infersiege.errors import ExitCode, InfersiegeError
+    from infersiege.errors import ExitCode, InfersiegeError, UsageError, strongest
     from infersiege.report import judged, read, write
     from infersiege.report.tables import print_summary
     from infersiege.rundir import RunDirectory
 
+    if influx_url is not None and not with_telemetry:
+        raise UsageError("--influx-url means nothing without --with-telemetry", hint="add --with-telemetry")
     directory = RunDirectory.open(run)
+    code = _fetch(directory, influx_url) if with_telemetry else ExitCode.PASS
     found = judged(read(directory), gated=False)
     unwritten: list[InfersiegeError] = []
     write(directory, found, unwritten.append)
     print_summary(found.summary, Console(highlight=False), examples=found.examples)
     if unwritten:
         warn_of(unwritten)
-        context.exit(ExitCode.USAGE)
+        context.exit(strongest({code, ExitCode.USAGE}))
     click.echo(f"report: {directory.report_path}")
     if open_it:
         webbrowser.open(directory.report_path.resolve().as_uri())
+    context.exit(code)
+
+
+def _fetch(run: RunDirectory, url: str | None) -> ExitCode:
+    """Fetch the series, and say what came: PASS, or NO_DATA when nothing did."""
+    from infersiege.errors import ExitCode, UsageError
+    from infersiege.telemetry.database import database_of
+    from infersiege.telemetry.fetch import fetch
+
+    telemetry = run.read_plan().typed_plan().telemetry
+    target = database_of(telemetry, os.environ, url=url)
+    if target is None:
+        raise UsageError(
+            f"{run.path}: its plan names no InfluxDB", hint="name the one that the agents write to with --influx-url"
+        )
+    got = fetch(run, target, hosts=telemetry.hosts)
+    for note in got.notes:
+        click.echo(f"note: {note}", err=True)
+    for name, one in got.files.items():
+        of = f" of {', '.join(one.hosts)}" if one.hosts else ""
+        click.echo(
+            f"telemetry: {name}: {one.rows:,} points{of} in {target.url}, {one.added:,} of them new here", err=True
+        )
+    for host in got.missing_hosts:
+        click.echo(f"warning: host {host} has no series of this run's time in {target.url}", err=True)
+    if got.rows:
+        return ExitCode.PASS
+    click.echo(
+        f"error: bucket {target.bucket!r} of {target.url} has no GPU or engine series of this run's time\n"
+        "hint: did agents write there while it ran, and are all clocks right? infersiege-agent check tells",
+        err=True,
+    )
+    return ExitCode.NO_DATA

@@ -19,6 +19,7 @@ from infersiege.plan.faults import Faults
 from infersiege.plan.locate import KeyPath
 from infersiege.plan.registries import names
 from infersiege.plan.schema import SECOND_NS, Channel, Plan, Slo, Workload
+from infersiege.plan.telemetry_checks import telemetry
 from infersiege.plan.values import format_duration
 from infersiege.redact import api_key, looks_secret
 
@@ -91,8 +92,9 @@ def check(plan: Plan, raw: dict[str, Any], faults: Faults, *, base: Path, enviro
 def _secrets(draft: Draft) -> None:
     for path, text in _strings(draft.raw, ()):
         if draft.faults.ok(*path) and (looks_secret(text) or _secret_name(path)):
+            instead = "influx_token_env" if path[0] == "telemetry" else "api_key_env"
             draft.faults.add(
-                path, "looks like a secret, which must not stand in a plan; name its variable in api_key_env instead"
+                path, f"looks like a secret, which must not stand in a plan; name its variable in {instead} instead"
             )
 
 
@@ -391,4 +393,4 @@ def _unstreamed(plan: Plan, slo: Slo) -> list[str]:
     return silent if len(silent) == len(seen) else []
 
 
-CHECKS: tuple[Callable[[Draft], None], ...] = (_run, _load, _channels, _workloads, _slos, _secrets)
+CHECKS: tuple[Callable[[Draft], None], ...] = (_run, _load, _channels, _workloads, _slos, telemetry, _secrets)

@@ -44,6 +44,9 @@ def fill(plan: Plan, path: Path) -> Plan:
         run=msgspec.structs.replace(plan.run, name=plan.run.name or path.stem),
         channels={name: _channel(channel, base) for name, channel in plan.channels.items()},
         workloads=tuple(_workload(workload, first, base) for workload in plan.workloads),
+        telemetry=msgspec.structs.replace(
+            plan.telemetry, spool=plan.telemetry.spool and str(local_file(plan.telemetry.spool, base))
+        ),
     )
 
 

@@ -100,7 +100,11 @@ def plan_hash(plan: Plan) -> str:
         msgspec.structs.replace(workload, trace=_file_name(workload.trace) or "") for workload in plan.workloads
     )
     same = msgspec.structs.replace(
-        plan, run=msgspec.structs.replace(plan.run, nonce=None), channels=channels, workloads=workloads
+        plan,
+        run=msgspec.structs.replace(plan.run, nonce=None),
+        channels=channels,
+        workloads=workloads,
+        telemetry=msgspec.structs.replace(plan.telemetry, spool=_file_name(plan.telemetry.spool)),
     )
     return hashlib.sha256(plan_json(same)).hexdigest()
 
