@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from gevent import socket
 from gevent.pywsgi import WSGIHandler, WSGIServer
 
 from infersiege.errors import UsageError
@@ -27,7 +28,7 @@ log = logging.getLogger("infersiege.swarm.status_page")
 
 _CONNECTIONS = 32
 """At the same time; more wait in the kernel's queue. A page is a few hundred bytes each second."""
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
 """For a client's request, and for its reading of the answer."""
 _CLOSE_S = 0.5
 
@@ -60,10 +61,13 @@ class StatusBoard:
 class StatusPage:
     """Serves one run's state. Use as a context manager, or call `start` and `close`."""
 
-    def __init__(self, host: str, port: int, state: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, host: str, port: int, state: Callable[[], dict[str, Any]], *, patience_s: float = PATIENCE_S
+    ) -> None:
         """`state` is called for each /status.json, in the event loop: it must not block. `port` 0: any free one."""
         self._address = (host, port)
         self._state = state
+        self._patience_s = patience_s
         self._page = PAGE.encode()
         self._headers = _headers(PAGE)
         self._server: _Server | None = None
@@ -75,17 +79,17 @@ class StatusPage:
 
     def start(self) -> None:
         """Listen. Raises UsageError when the address can't be had."""
-        server = _Server(
-            self._address, self._answer, log=None, error_log=None, handler_class=_Handler, spawn=_CONNECTIONS
-        )
         try:
-            server.start()
+            listener = _listen(*self._address)
         except OSError as error:
             host, port = self._address
             raise UsageError(
                 f"--web {host}:{port}: can't listen there: {error.strerror or error}",
                 hint="name an address of this host and a free port, such as 127.0.0.1:8089; port 0 takes any free one",
             ) from None
+        server = _Server(listener, self._answer, log=None, error_log=None, handler_class=_Handler, spawn=_CONNECTIONS)
+        server.patience_s = self._patience_s
+        server.start()
         self._server = server
 
     def close(self) -> None:
@@ -137,6 +141,20 @@ class StatusPage:
             return 500, "text/plain", b"the state of the run can't be shown; the master's log says why\n"
 
 
+def _listen(host: str, port: int) -> Any:
+    """A listening socket, IPv4 or IPv6. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
 def _headers(page: str) -> list[tuple[str, str]]:
     """Headers of every answer: nothing is loaded, run or framed but what `page` itself holds, known by its hash."""
     allowed = {}
@@ -171,8 +189,10 @@ class _Handler(WSGIHandler):  # type: ignore[misc]
 class _Server(WSGIServer):  # type: ignore[misc]
     """gevent's, with a limit on slow clients, and without a traceback for what they send."""
 
+    patience_s = PATIENCE_S
+
     def handle(self, client: Any, address: Any) -> None:
-        client.settimeout(_PATIENCE_S)
+        client.settimeout(self.patience_s)
         try:
             super().handle(client, address)
         except Exception as error:  # noqa: BLE001  # what a stranger sends is no fault of the run
