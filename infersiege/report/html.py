@@ -21,13 +21,17 @@ from infersiege.report.markup import absent, grid, items, script_json, section, 
 from infersiege.report.numbers import count, figure, milliseconds, moment, number, share, span
 from infersiege.report.page import POLICY, SCRIPT, STYLE
 from infersiege.report.shapes import distribution, distributions, shapes_of, slack
+from infersiege.report.stages import account_line, grafana_links, limit_banner, stage_tables
 from infersiege.report.tables import LATENCY_COLUMNS, conservation, group_name, rule_detail, trace_lines, why_absent
+from infersiege.report.watched import WatchedSeries
+from infersiege.resources import Watched
 from infersiege.rundir import PlanFile
 
 EVENTS_SHOWN = 200
 
 EVENT_WORDS: Mapping[str, str] = {
     "stage_started": "stage started",
+    "steady_started": "steady phase started",
     "load_ended": "load ended",
     "worker_lost": "worker lost",
     "worker_settled": "lost worker's turns accounted for",
@@ -219,6 +223,8 @@ def _what_was_run(plan: PlanFile, summary: Summary) -> str:
     rows.append(("Versions", text(", ".join(f"{key} {value}" for key, value in plan.versions.items()))))
     if plan.host:
         rows.append(("Load generator", text(", ".join(f"{key} {value}" for key, value in plan.host.items()))))
+    if summary.telemetry is not None:
+        rows.append(("InfluxDB", text(account_line(summary.telemetry))))
     plain = text_block(plan)
     return _facts(rows) + f"<details><summary>The resolved plan</summary>{plain}</details>"
 
@@ -298,8 +304,9 @@ def render(
     windows: Sequence[WindowRow],
     collected: Collected,
     events: Sequence[EventRow] = (),
+    watched: Watched | None = None,
 ) -> str:
-    """The whole page. `windows` and `collected` are of the same turns as `summary`."""
+    """The whole page. `windows`, `collected` and `watched` are of the same run as `summary`."""
     series = Series(windows, collected, plan.stages, summary.started_ns)
     whole = summary.groups[0] if summary.groups else None
     shapes = distributions(collected, whole) if whole is not None else []
@@ -311,12 +318,15 @@ def render(
         distribution("lateness", shapes_of(collected, "lateness"), lateness),
         slack(shapes_of(collected, "slack")),
     ]
-    charts = [*shapes, *load, *latency, *errors, *health]
+    hardware = WatchedSeries(watched, series).charts() if watched else []
+    charts = [*shapes, *load, *latency, *errors, *health, *hardware]
+    links = grafana_links(plan, summary)
     sections = [
         ("figures", "Figures", cards(whole) if whole is not None else '<p class="soft">Nothing was measured.</p>'),
         ("groups", "By scenario and channel", _latency_table(summary), _load_table(summary), _group_notes(summary)),
         ("rules", "Rules", _rules(summary)),
         ("load", "Load", grid(load)),
+        *_hardware(summary, hardware, links),
         ("latency", "Latency", grid([*shapes, *latency]), _by_turn(collected)),
         ("errors", "Errors", grid(errors), _errors(collected, summary)),
         ("slowest", "Slowest turns", _slowest(collected, summary.started_ns)),
@@ -329,11 +339,19 @@ def render(
     head = (
         f'<header class="top"><p class="kind">infersiege run report</p><h1>{text(summary.name)}</h1>'
         f'<p class="sub">{text(_subtitle(summary, plan))}</p>{emulated(summary)}{verdict(summary)}'
+        f"{limit_banner(summary)}"
         f'<nav aria-label="Sections">{nav}</nav></header>'
     )
     body = "".join(section(key, title, *parts) for key, title, *parts in sections)
     data = script_json({chart.key: chart.figure for chart in charts if chart.figure is not None})
     return _document(summary.name, head + f"<main>{body}</main>", data)
+
+
+def _hardware(summary: Summary, charts: Sequence[Chart], links: str) -> list[tuple[str, ...]]:
+    """The section on GPU and engine; none where nothing was watched and no dashboard is named."""
+    if not summary.resources and not links:
+        return []
+    return [("resources", "GPU and engine", links, stage_tables(summary), grid(charts) if charts else "")]
 
 
 def _subtitle(summary: Summary, plan: PlanFile) -> str:

@@ -39,6 +39,7 @@ from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.session_users import Director
 from infersiege.swarm.timeline import STAGE, Timeline
+from infersiege.telemetry.publisher import Publisher
 
 log = logging.getLogger("infersiege.swarm.master")
 
@@ -67,11 +68,13 @@ class Master:
         terms: Terms,
         options: MasterOptions,
         view: LiveView,
+        publisher: Publisher,
     ) -> None:
         self.plan = plan
         self.run = run
         self.options = options
         self.view = view
+        self.publisher = publisher
         self.offset_ns = terms.offset_ns
         self.fleet = Fleet(expected=options.expected_workers)
         self.intake = Intake(run)
@@ -79,6 +82,8 @@ class Master:
         self.timeline: Timeline | None = None
         self._door = Door(self.fleet, terms, lambda worker, why: self.note("worker_refused", why, worker=worker))
         self._ending: Ending | None = None
+        self._steady = False
+        """The steady phase has begun."""
         self._interrupts = 0
         self._lease_at_ns = 0
         self._lease_sequence = 0
@@ -232,9 +237,18 @@ class Master:
             self._lose(worker)
         if self.intake.disk_error is not None:
             self.intake.retry()
-        self._show(now_ns)
         if self._ending is None:
+            self._check_steady(now_ns)
             self._check_end(now_ns)
+        self._show(now_ns)
+
+    def _check_steady(self, now_ns: int) -> None:
+        timeline = self.timeline
+        if timeline is None or self._steady or now_ns < timeline.steady_ns:
+            return
+        self._steady = True
+        detail = f"{STAGE}: figures are of turns due from here on"
+        self.note("steady_started", detail, stage=STAGE, at_ns=timeline.steady_ns)
 
     def _check_end(self, now_ns: int) -> None:
         alive = self.fleet.alive()
@@ -287,6 +301,7 @@ class Master:
         if not worker.alive:
             return
         self.figures.add(report, time.monotonic_ns())
+        self.publisher.report(report)
         health = report.health
         if health is not None:
             self._write(lambda: self.run.append_health(health))
@@ -325,19 +340,21 @@ class Master:
     def _lose(self, worker: WorkerState) -> None:
         self._lost.append(worker)
         self.figures.drop(worker.name)
+        self.publisher.lost(worker.name)
         process = self.fleet.processes.get(worker.name)
         if process is not None and process.poll() is None:
             process.kill()  # It was silent: were it to come back, it would send load that nobody counts.
         self.note("worker_lost", f"{worker.name} on {worker.hello.host} (pid {worker.hello.pid})", worker=worker.name)
         self.view.say(f"worker lost: {worker.name} on {worker.hello.host}", style="bold red")
 
-    def note(self, kind: str, detail: str, *, worker: str | None = None, stage: str | None = None) -> None:
-        """A row of events.jsonl at this moment."""
-        at_ns = self._epoch(time.monotonic_ns())
-        self._write_event(EventRow(at_ns=at_ns, kind=kind, detail=detail, worker=worker, stage=stage))
-
-    def _write_event(self, event: EventRow) -> None:
+    def note(
+        self, kind: str, detail: str, *, worker: str | None = None, stage: str | None = None, at_ns: int | None = None
+    ) -> None:
+        """A row of events.jsonl, at this moment unless another one (monotonic) is given."""
+        at_ns = self._epoch(time.monotonic_ns() if at_ns is None else at_ns)
+        event = EventRow(at_ns=at_ns, kind=kind, detail=detail, worker=worker, stage=stage)
         self._write(lambda: self.run.append_event(event))
+        self.publisher.event(event)
 
     def _write(self, append: Callable[[], None]) -> None:
         """Append a row; a disk that does not take it ends the run, as one that takes no turns does."""
@@ -350,5 +367,12 @@ class Master:
         return monotonic_ns + self.offset_ns
 
     def _show(self, now_ns: int) -> None:
-        if self.timeline is not None:
-            self.view.show(self.figures.state(now_ns, self.timeline, self._ending, self.fleet))
+        if self.timeline is None:
+            return
+        self.view.show(self.figures.state(now_ns, self.timeline, self._ending, self.fleet))
+        self.publisher.tick(
+            self._epoch(now_ns),
+            elapsed_ns=None if self._ending is not None else now_ns - self.timeline.start_ns,
+            alive=len(self.fleet.alive()),
+            expected=self.fleet.expected,
+        )

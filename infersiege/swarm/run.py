@@ -20,9 +20,10 @@ from infersiege.errors import InfersiegeError, RunInvalidError, UsageError
 from infersiege.plan.load import plan_hash, plan_json, resolve
 from infersiege.plan.schema import Plan
 from infersiege.records import OpenTurn, Summary
+from infersiege.report.html import EVENT_WORDS
 from infersiege.report.junit import junit_xml
 from infersiege.report.live import LiveView
-from infersiege.report.rebuild import judged, read, write
+from infersiege.report.rebuild import Rebuilt, judged, read, write
 from infersiege.report.tables import print_summary
 from infersiege.rundir import REPORT, ChannelFacts, PlanFile, RunDirectory
 from infersiege.swarm.aftermath import LostShare, final_facts, stage_facts
@@ -38,6 +39,14 @@ from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import remove_spool
 from infersiege.swarm.timeline import STAGE
 from infersiege.swarm.versions import all_versions, boot_id, host_facts, versions
+from infersiege.telemetry.local import LocalAgents
+from infersiege.telemetry.publisher import Publisher
+
+TELEMETRY_ENDS_S = 9.0
+"""After the load: agents and the run's own writer hand over what they hold within so long. What a database does not
+take by then waits in its spool; a run ends within 15 s."""
+LEAST_PATIENCE_S = 1.0
+"""For the run's own points, however long the agents took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,7 @@ def run_plan(
         raise
     for name, facts in channels.items():
         console.print(f"{name}: {facts.url} ({facts.engine}, model {facts.model})", highlight=False, markup=False)
-    return Campaign(plan, source, channels, fleet, run, console, interrupts).execute(gated=options.gated)
+    return Campaign(plan, source, channels, fleet, run, console, interrupts, environ).execute(gated=options.gated)
 
 
 def discard(run: RunDirectory) -> None:
@@ -147,6 +156,7 @@ class Campaign:
         run: RunDirectory,
         console: Console,
         interrupts: Interrupts,
+        environ: Mapping[str, str],
     ) -> None:
         self._plan = plan
         self._source = source
@@ -155,6 +165,8 @@ class Campaign:
         self._console = console
         self._interrupts = interrupts
         self._lost = LostShare({})
+        self._publisher = Publisher(plan, environ, titles=EVENT_WORDS)
+        self._agents = LocalAgents(plan, channels, run, environ)
         self._file = PlanFile(
             run_id=secrets.token_hex(6),
             name=plan.run.name or "run",
@@ -181,28 +193,49 @@ class Campaign:
     def execute(self, *, gated: bool) -> RunResult:
         """Offer the load, bring the records home, write the report. Raises what keeps the load from beginning."""
         self._run.write_plan(self._file)
-        emulated = any(facts.emulated for facts in self._file.channels.values())
         install(self._options.secret.encode())
+        try:
+            # Before the load, which the start of a process could disturb.
+            self._publisher.open()
+            self._agents.start()
+            result = self._offer_load()
+        except BaseException as error:
+            self._agents.stop()
+            self._publisher.close(0.0)
+            if isinstance(error, InfersiegeError):
+                self._leave_no_trace(error)
+            raise
+        try:
+            return self._conclude(result, gated=gated)
+        finally:
+            self._publisher.close(0.0)
+
+    def _offer_load(self) -> MasterResult:
+        emulated = any(facts.emulated for facts in self._file.channels.values())
         with LiveView(self._console, emulated=emulated) as view:
-            master = Master(self._plan, self._run, terms=self._terms, options=self._options, view=view)
+            master = Master(
+                self._plan,
+                self._run,
+                terms=self._terms,
+                options=self._options,
+                view=view,
+                publisher=self._publisher,
+            )
             self._interrupts.on_signal = master.interrupt
             accounts = LossAccount(master.intake, run_id=self._file.run_id, channels=self._labels())
-            try:
-                result = master.execute(self._begun, lambda worker: self._settle(worker, master, accounts))
-            except InfersiegeError as error:
-                if master.timeline is None:
-                    self._leave_no_trace(error)
-                raise
-        return self._conclude(result, gated=gated)
+            return master.execute(self._begun, lambda worker: self._settle(worker, master, accounts))
 
     def _begun(self, started_ns: int) -> None:
         """The time axis is fixed: write it down now, so that a crash leaves a run that can be read."""
         stage = stage_facts(self._plan, self._source, started_ns, None)
         self._file = msgspec.structs.replace(self._file, started_ns=started_ns, stages=(stage,))
         self._run.write_plan(self._file)
+        self._publisher.begin(self._file)
 
     def _leave_no_trace(self, error: InfersiegeError) -> None:
         """A run that never began is no run: its directory goes, its workers' logs go where they can be read."""
+        if self._file.started_ns is not None:
+            return
         logs = self._run.path / "logs"
         if logs.is_dir() and any(log.stat().st_size for log in logs.iterdir()):
             kept = Path(tempfile.mkdtemp(prefix="infersiege-logs-"))
@@ -253,6 +286,9 @@ class Campaign:
     def _conclude(self, result: MasterResult, *, gated: bool) -> RunResult:
         """Facts, summary and report; where the run's own disk takes no more, in a directory elsewhere."""
         run, invalid = self._run, []
+        ends = time.monotonic() + TELEMETRY_ENDS_S
+        self._agents.stop()
+        self._file = msgspec.structs.replace(self._file, warnings=(*self._file.warnings, *self._agents.problems()))
         disk_error = result.intake.disk_error
         if disk_error is not None:
             invalid.append(f"{disk_error}; the load was stopped then")
@@ -260,27 +296,46 @@ class Campaign:
         try:
             if disk_error is not None and result.intake.unwritten_rows:
                 raise disk_error
-            summary = self._report(run, file, gated=gated)
+            summary = self._report(run, file, gated=gated, ends=ends)
         except (RunInvalidError, UsageError) as error:
             run = rescued(result, error)
             where = f"{error}; the whole run is in {run.path}"
             self._console.print(f"error: {where}", style="bold red", highlight=False, markup=False, soft_wrap=True)
             file = msgspec.structs.replace(file, invalid=(where, *file.invalid[len(invalid) :]))
-            summary = self._report(run, file, gated=gated)
+            summary = self._report(run, file, gated=gated, ends=ends)
         self._console.print(f"run directory: {run.path}", highlight=False, markup=False, soft_wrap=True)
         self._console.print(f"report: {run.path / REPORT}", highlight=False, markup=False, soft_wrap=True)
         run.close()
         return RunResult(run, summary)
 
-    def _report(self, run: RunDirectory, file: PlanFile, *, gated: bool) -> Summary:
-        """Write what is made of the turns, then show it. Raises UsageError when it can't be written."""
+    def _report(self, run: RunDirectory, file: PlanFile, *, gated: bool, ends: float) -> Summary:
+        """Write what is made of the turns, then show it. Raises UsageError when it can't be written.
+
+        `ends`: the database has so long to take its points (monotonic seconds).
+        """
         run.write_plan(file)
-        found = judged(read(run), gated=gated)
+        found = self._published(run, judged(read(run), gated=gated), ends)
         summary = write(run, found)
         if gated:
             run.write_junit(junit_xml(summary, summary.rules))
         print_summary(summary, self._console, examples=found.examples)
+        if self._publisher.line is not None:
+            self._console.print(self._publisher.line, highlight=False, markup=False, soft_wrap=True)
         return summary
+
+    def _published(self, run: RunDirectory, found: Rebuilt, ends: float) -> Rebuilt:
+        """The same, with what became of the run's points in its plan and summary: a rebuild says the same."""
+        publisher = self._publisher
+        publisher.finish(found.plan, found.summary, found.windows)
+        account = publisher.close(max(LEAST_PATIENCE_S, ends - time.monotonic()))
+        told = (*found.plan.warnings, *publisher.warnings, *publisher.losses)
+        if account is None and told == found.plan.warnings:
+            return found
+        file = msgspec.structs.replace(found.plan, telemetry=account, warnings=told)
+        run.write_plan(file)
+        warnings = tuple(dict.fromkeys((*told, *found.summary.warnings)))
+        summary = msgspec.structs.replace(found.summary, telemetry=account, warnings=warnings)
+        return msgspec.structs.replace(found, plan=file, summary=summary)
 
 
 def rescued(result: MasterResult, error: InfersiegeError) -> RunDirectory:
