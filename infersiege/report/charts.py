@@ -174,7 +174,8 @@ class Series:
         self.x = self.bins.middles
         self._until = self.bins.n * self.bins.width
 
-    def _with_phases(self, y_title: str, **more: Any) -> Figure:
+    def over_time(self, y_title: str, **more: Any) -> Figure:
+        """Layout of a chart on the time axis that all of them share, with the run's phases."""
         made = layout_of(y_title, shapes=self.shapes, **more)
         made["xaxis"]["range"] = [0, self._until]
         return made
@@ -206,7 +207,7 @@ class Series:
             "Where sent leaves due, the load was not what was asked for.",
             words=f"Highest rates: due {number(max(due, default=0))}, sent {number(max(sent, default=0))}, "
             f"finished {number(max(done, default=0))} turns/s.",
-            figure={"data": data, "layout": self._with_phases("turns/s")},
+            figure={"data": data, "layout": self.over_time("turns/s")},
             wide=True,
         )
 
@@ -228,7 +229,7 @@ class Series:
             title=f"{title} over time",
             caption=f"Of the turns in each bin of {self.bins.width} s; p95 where a bin has {P95_FLOOR} turns or more.",
             words="No turn gave one." if worst is None else f"Highest median of a bin: {number(worst)} ms.",
-            figure=None if worst is None else {"data": data, "layout": self._with_phases("ms")},
+            figure=None if worst is None else {"data": data, "layout": self.over_time("ms")},
         )
 
     def throughput(self) -> Chart:
@@ -240,7 +241,7 @@ class Series:
             title="Throughput over time",
             caption="Output tokens by the second in which they arrived; a turn's tokens are spread over its chunks.",
             words=f"Highest: {number(max(tokens))} tokens/s." if known else "Token counts are not known.",
-            figure={"data": data, "layout": self._with_phases("tokens/s")} if known else None,
+            figure={"data": data, "layout": self.over_time("tokens/s")} if known else None,
         )
 
     def in_flight(self) -> Chart:
@@ -257,7 +258,7 @@ class Series:
             words=f"Highest mean of a bin: {number(max(known))} turns in flight."
             if known
             else "Nothing was in flight.",
-            figure={"data": data, "layout": self._with_phases("count")} if known else None,
+            figure={"data": data, "layout": self.over_time("count")} if known else None,
         )
 
     def errors(self) -> Chart:
@@ -269,7 +270,7 @@ class Series:
             color = RED if place == 0 else PALETTE[place % len(PALETTE)]
             data.append({"type": "bar", "name": legend_name(name), "x": self.x, "y": y, "marker": {"color": color}})
         words = ", ".join(f"{name} {count(self.collected.errors[name])}" for name in classes)
-        layout = self._with_phases(f"turns in {self.bins.width} s", barmode="stack", bargap=0)
+        layout = self.over_time(f"turns in {self.bins.width} s", barmode="stack", bargap=0)
         return Chart(
             key="errors-time",
             title="Errors over time",

@@ -1,8 +1,12 @@
-"""From a run directory to its summary and report: everything comes from turns.jsonl and plan.json alone."""
+"""From a run directory to its summary and report: every figure comes from turns.jsonl and plan.json alone.
+
+Series of GPUs and engines (telemetry/*.jsonl) add what they saw, where there are some.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -12,10 +16,10 @@ from infersiege.metrics.facts import AskedLoad, RunFacts, SteadyWindow
 from infersiege.metrics.summary import summarise
 from infersiege.metrics.windows import windows
 from infersiege.plan.schema import Plan
-from infersiege.records import EventRow, Summary, TurnRecord, Verdict, WindowRow
+from infersiege.records import EventRow, SeriesRow, Summary, TurnRecord, Verdict, WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.html import render
-from infersiege.rundir import PlanFile, RunDirectory, StageFacts, span_of_run
+from infersiege.rundir import SERIES, PlanFile, RunDirectory, StageFacts, span_of_run
 
 SERIES_AROUND_NS = 30 * 1_000_000_000
 """Points of GPUs and engines so long before the start and after the end still show how the run began and ended."""
@@ -114,6 +118,8 @@ def read(run: RunDirectory) -> Rebuilt:
     """
     file = run.read_plan()
     noticed: list[str] = []
+    damage: list[str] = []
+    """Of the series: told after everything else."""
     collected, seen = Collected(), _Span()
     turns = run.read_turns(noticed.append, span=span_of_run(file.created_ns, file.ended_ns))
     plan = file.typed_plan()
@@ -124,8 +130,51 @@ def read(run: RunDirectory) -> Rebuilt:
     ended_ns = next((at for at in (file.ended_ns, seen.last_ns) if at is not None), started_ns)
     facts = run_facts(file, started_ns=started_ns, ended_ns=ended_ns, noticed=noticed)
     summary = summarise(run.read_turns(), facts)
-    summary = msgspec.structs.replace(summary, telemetry=file.telemetry)
-    return Rebuilt(summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events)
+    watched = _gathered(run, file, plan, (started_ns, ended_ns), damage)
+    found = resources.stages(watched, summary, facts.steady)
+    summary = msgspec.structs.replace(
+        summary,
+        resources=found,
+        telemetry=file.telemetry,
+        warnings=tuple(dict.fromkeys((*summary.warnings, *resources.warnings(found), *damage))),
+    )
+    return Rebuilt(
+        summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events, watched=watched
+    )
+
+
+def _gathered(
+    run: RunDirectory, file: PlanFile, plan: Plan, span_ns: tuple[int, int], damage: list[str]
+) -> resources.Watched:
+    """Series of GPUs and engines. They only tell more: damage there is a warning, and what came before it counts."""
+
+    def rows() -> Iterator[SeriesRow]:
+        for name in SERIES:
+            try:
+                yield from run.read_series(name, damage.append)
+            except RunDirectoryError as error:
+                damage.append(f"{error}; the rest of these series is left out")
+
+    started_ns, ended_ns = span_ns
+    return resources.gather(
+        rows(),
+        span_ns=(started_ns - SERIES_AROUND_NS, ended_ns + SERIES_AROUND_NS),
+        hosts=plan.telemetry.hosts,
+        instances=[instance for channel in file.channels.values() if (instance := instance_of(channel.url))],
+    )
+
+
+def instance_of(url: str) -> str | None:
+    """host:port of a URL, as an engine's series name it; None: it has none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+    host = parts.hostname
+    if not host or port is None:
+        return None
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _events(run: RunDirectory, noticed: list[str]) -> tuple[EventRow, ...]:
@@ -179,7 +228,7 @@ def write(run: RunDirectory, found: Rebuilt, on_unwritten: Callable[[InfersiegeE
     A file that can't be written is told to `on_unwritten`, and the others are written all the same; without it,
     UsageError is raised.
     """
-    page = render(found.summary, found.plan, found.windows, found.collected, found.events)
+    page = render(found.summary, found.plan, found.windows, found.collected, found.events, found.watched)
     for step in (
         lambda: run.write_windows(found.windows),
         lambda: run.write_summary(found.summary),

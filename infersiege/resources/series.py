@@ -113,6 +113,11 @@ class Series:
         """Some point has a value."""
         return bool(np.isfinite(self._columns[name]).any())
 
+    def peak_of(self, name: str) -> float | None:
+        """Greatest value of the whole run."""
+        values = self._columns[name]
+        return float(np.nanmax(values)) if np.isfinite(values).any() else None
+
     def gauge_seconds(self, start_ns: int, end_ns: int) -> Floats:
         """Seconds of [start, end) that each point's gauges stand for."""
         return _overlap(self.gauge_start_ns, self.end_ns, start_ns, end_ns) / SECOND_NS
@@ -135,6 +140,41 @@ class Series:
         values, shares = self._columns[name], self.count_shares(window.start_ns, window.end_ns)
         inside = np.isfinite(values) & (shares > 0)
         return float((values[inside] * shares[inside]).sum()) if inside.any() else None
+
+    def bin_means(self, values: Floats, edges_ns: Instants) -> Floats:
+        """Time-weighted mean of a gauge (values by point) between each two edges.
+
+        NaN where less than half of the bin is covered: a hole stays a hole.
+        """
+        integral, seconds = self._between(self.gauge_start_ns, values, edges_ns)
+        whole = np.diff(edges_ns) / SECOND_NS
+        means: Floats = np.full(whole.size, np.nan)
+        enough = seconds >= whole / 2
+        means[enough] = integral[enough] / seconds[enough]
+        return means
+
+    def bin_sums(self, values: Floats, edges_ns: Instants) -> Floats:
+        """Sum of a count (values by point) between each two edges, spread evenly over each point's interval."""
+        per_second = values * SECOND_NS / np.maximum(self._length_ns, 1)
+        return self._between(self.start_ns, per_second, edges_ns)[0]
+
+    def _between(self, starts_ns: Instants, values: Floats, edges_ns: Instants) -> tuple[Floats, Floats]:
+        """(integral of the values, seconds with a value) between each two edges. Points don't overlap."""
+        origin = int(edges_ns[0])
+        known = np.isfinite(values)
+        seconds = (self.end_ns - starts_ns)[known] / SECOND_NS
+        at = np.empty(2 * seconds.size)
+        at[0::2], at[1::2] = (starts_ns[known] - origin) / SECOND_NS, (self.end_ns[known] - origin) / SECOND_NS
+        if not at.size:
+            return np.zeros(edges_ns.size - 1), np.zeros(edges_ns.size - 1)
+        edges = (edges_ns - origin) / SECOND_NS
+        parts = []
+        for weights in (values[known] * seconds, seconds):
+            total = np.zeros(at.size)
+            total[1::2] = np.cumsum(weights)
+            total[2::2] = total[1:-1:2]
+            parts.append(np.diff(np.interp(edges, at, total)))
+        return parts[0], parts[1]
 
     def coverage(self, window: SteadyWindow) -> float:
         """Share of the window for which there are points that could be read."""
@@ -231,8 +271,10 @@ def gather(
 
 
 def _key(row: SeriesRow) -> tuple[str, ...]:
-    """Which series a point belongs to. Two agents that scrape one engine make one series, unless each means its own
-    host by the address."""
+    """Which series a point belongs to.
+
+    Two agents that scrape one engine make one series, unless each means its own host by the address.
+    """
     tags = [row.tags.get(tag, "") for tag in _IDENTITY[row.measurement]]
     if row.measurement == "engine" and not _loopback(tags[-1]).startswith(("127.", "[::1]")):
         tags[0] = ""
