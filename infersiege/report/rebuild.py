@@ -138,9 +138,7 @@ def read(run: RunDirectory) -> Rebuilt:
         telemetry=file.telemetry,
         warnings=tuple(dict.fromkeys((*summary.warnings, *resources.warnings(found), *damage))),
     )
-    return Rebuilt(
-        summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events, watched=watched
-    )
+    return Rebuilt(summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events, watched=watched)
 
 
 def _gathered(

@@ -72,6 +72,21 @@ GPU_FIGURES: Sequence[Figure] = (
 )
 
 
+SHORT: Sequence[Figure] = (
+    ("KV use", "mean", ENGINE_FIGURES[0][2]),
+    ("KV use", "peak", ENGINE_FIGURES[1][2]),
+    ("running", "mean", ENGINE_FIGURES[2][2]),
+    ("waiting", "mean", ENGINE_FIGURES[4][2]),
+    ("pre-", "empted", ENGINE_FIGURES[6][2]),
+    ("SM", "active", GPU_FIGURES[1][2]),
+    ("power", "W", GPU_FIGURES[5][2]),
+    ("capped", "share", GPU_FIGURES[6][2]),
+    ("energy", "J/token", GPU_FIGURES[9][2]),
+    ("memory", "peak GiB", GPU_FIGURES[11][2]),
+)
+"""What a terminal has room for."""
+
+
 def measured(figures: Sequence[Figure], stages: Sequence[StageResources]) -> list[Figure]:
     """Those that some stage has."""
     return [figure for figure in figures if any(figure[2](stage) is not None for stage in stages)]

@@ -29,6 +29,7 @@ from infersiege.report.numbers import (
     share,
     span,
 )
+from infersiege.report.stages import SHORT, measured
 
 VERDICT_STYLE: Mapping[Verdict, str] = {
     Verdict.PASS: "bold green",
@@ -147,6 +148,20 @@ def load_tables(groups: Sequence[GroupSummary], notes: _Footnotes, width: int) -
         cells.append(Text(count(group.in_flight_max)))
         rows.append(cells)
     return fitted("Load in the steady phase", columns, rows, width)
+
+
+def print_resources(summary: Summary, console: Console) -> None:
+    """The figures of GPUs and engines that were measured, stage by stage, and what limited each."""
+    stages = summary.resources
+    figures = measured(SHORT, stages)
+    if figures:
+        headers = ["", *(f"{title}\n{unit}" for title, unit, _ in figures)]
+        rows = [[Text(printable(one.stage)), *(Text(of(one) or ABSENT) for _, _, of in figures)] for one in stages]
+        for table in fitted("GPU and engine in the steady phase", headers, rows, console.width):
+            console.print(table)
+    for one in stages:
+        where = f" of {printable(one.stage)}" if len(stages) > 1 else ""
+        console.print(Text.assemble((f"limit{where}: {one.limit}", "bold"), f": {printable(one.limit_reason)}"))
 
 
 def _rate(group: GroupSummary, name: str) -> float | None:
@@ -286,6 +301,9 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
         for group in summary.groups:
             for note in group.notes:
                 console.print(Padding(Text(f"{group_name(group)}: {printable(note)}", style="dim"), (0, 0, 0, 2)))
+    if summary.resources:
+        console.print()
+        print_resources(summary, console)
     counts = summary.counts
     if whole is not None and whole.errors:
         console.print()

@@ -68,12 +68,15 @@ class Evidence:
 
 
 def percent(ratio: float) -> str:
-    return f"{100 * ratio:.0f} %" if ratio == 0 or ratio >= 0.01 else f"{100 * ratio:.1g} %"
+    """Whole percent; what is not 0 is never written as 0 %, what is not all never as 100 %."""
+    if 0 < ratio < 0.01:
+        return "<1 %"
+    return ">99 %" if 0.995 <= ratio < 1 else f"{100 * ratio:.0f} %"
 
 
 def amount(value: float) -> str:
-    """Three significant digits, whole above 100."""
-    return f"{value:,.0f}" if value >= 99.95 or value == int(value) else f"{value:.3g}"
+    """Whole above 10, else two significant digits."""
+    return f"{value:,.0f}" if value >= 9.95 or value == int(value) else f"{value:.2g}"
 
 
 def _over_cards(found: Spread) -> str:
@@ -218,7 +221,10 @@ def _nothing_near(seen: Evidence) -> str:
     lacking = f"; not measured: {', '.join(missing)}" if missing else ""
     if not looked:
         return f"nothing was measured that could show a limit{lacking}"
-    return f"no figure is near its limit: {', '.join(looked)}: more load would show it{lacking}"
+    # A full cache for a moment, or one short wait, is no limit; but then "near" would be a lie.
+    touched = (seen.kv_use_peak or 0) >= KV_FULL or (seen.waiting_peak or 0) >= WAITING
+    near = "at its limit for long" if touched else "near its limit"
+    return f"no figure is {near}: {', '.join(looked)}: more load would show it{lacking}"
 
 
 def _looked_at(seen: Evidence) -> tuple[list[str], list[str]]:
@@ -227,13 +233,13 @@ def _looked_at(seen: Evidence) -> tuple[list[str], list[str]]:
     if seen.kv_use_peak is None:
         missing.append("KV-cache use")
     else:
-        looked.append(f"KV cache {percent(seen.kv_use_peak)} full at most")
+        looked.append(_kv_words(seen))
     if seen.waiting_mean is None:
         missing.append("waiting requests")
     else:
         looked.append(_waiting_words(seen))
     for found, label, name in (
-        (seen.power_capped, "power-capped", "power cap"),
+        (seen.power_capped, "time at the power cap", "power cap"),
         (seen.dram_active, "DRAM bandwidth", "DRAM bandwidth (needs GPM: Hopper or later)"),
         (seen.tensor_active, "tensor cores", "tensor cores (GPM)"),
     ):

@@ -15,15 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infersiege_agents.errors import NO_GPU
+from infersiege_agents.outlet import BUCKET_VARIABLE, ORG_VARIABLE, TOKEN_VARIABLE, URL_VARIABLE
 
 from infersiege.channels.profiles import PROFILES
 from infersiege.channels.url import root_url
 from infersiege.errors import InfersiegeError
 from infersiege.plan.schema import Channel, Plan
+from infersiege.redact import api_key
 from infersiege.rundir import ENGINE_SERIES, GPU_SERIES, ChannelFacts, RunDirectory
 
 STOP_WITHIN_S = 12.0
 """An agent gives its database up to 10 s at its end; what is not sent by then is in its spool."""
+
+AGENT_DEFAULTS = frozenset({URL_VARIABLE, BUCKET_VARIABLE, ORG_VARIABLE, TOKEN_VARIABLE})
+"""Variables from which an agent would take a database of its own accord: here the plan alone says where points go."""
 
 KEY_VARIABLE = "INFERSIEGE_ENGINE_KEY"
 """Key of a channel that has it in a file: for the agent's environment, never its command line."""
@@ -55,7 +60,8 @@ class LocalAgents:
         self._plan = plan
         self._channels = channels
         self._run = run
-        self._environ = dict(environ)
+        keep = plan.telemetry.influx_token_env
+        self._environ = {name: text for name, text in environ.items() if name not in AGENT_DEFAULTS or name == keep}
         self._notes: list[str] = []
         self._agents: list[_Agent] = []
 
@@ -147,14 +153,14 @@ class LocalAgents:
             self._add("engine", "engine", ENGINE_SERIES, more, environ)
 
     def _key_variable(self, channel: Channel, place: int, environ: dict[str, str]) -> str | None:
-        """The environment variable that has the channel's key; one of our own for a key that lies in a file."""
-        if channel.api_key_env is not None:
-            return channel.api_key_env
+        """The environment variable that has the channel's key; one of our own for a key that lies in a file.
+
+        Raises UsageError for a file without a key.
+        """
         if channel.api_key_file is None:
-            return None
+            return channel.api_key_env
         variable = f"{KEY_VARIABLE}_{place}"
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            environ[variable] = Path(channel.api_key_file).read_text("utf-8").strip()
+        environ[variable] = api_key(channel, self._environ) or ""
         return variable
 
 
