@@ -1,0 +1,170 @@
+"""*Compare runs*: two or three runs laid over one another from their steady start, and exact figures."""
+
+from __future__ import annotations
+
+import queries as q
+from panels import SHARE, TOKENS_PER_S, TURNS_PER_S, Json, coloured, layout, note, override, table, target, xy
+from shell import ASCENDING, DESCENDING, channel, dashboard, scenario, variable
+
+RUNS = {"run": "#5794F2", "baseline": "#FF9830", "third": "#8E8E8E"}
+"""Variable -> colour, in every panel."""
+ANY_RUN = '"run" =~ /^(${run:regex}|${baseline:regex}|${third:regex})$/'
+WHOLE = f"{q.CUT} AND \"stage\" = 'all'"
+SINCE = "since steady start"
+
+FIGURES = {
+    "sent (turns/s)": "sent_rate", "finished (turns/s)": "finished_rate", "goodput (turns/s)": "goodput",
+    "output (tokens/s)": "throughput", "failed (share)": "error_share", "cached prompt tokens (share)": "cache_share",
+    "turns in flight, mean": "in_flight_mean",
+    "TTFT p50 (ms)": "ttft_p50_ms", "TTFT p95 (ms)": "ttft_p95_ms", "TTFT p99 (ms)": "ttft_p99_ms",
+    "TTFT from due p95 (ms)": "ttft_from_due_p95_ms",
+    "TPOT p50 (ms)": "tpot_p50_ms", "TPOT p95 (ms)": "tpot_p95_ms",
+    "gap p99 (ms)": "gap_p99_ms", "E2E p50 (ms)": "e2e_p50_ms", "E2E p95 (ms)": "e2e_p95_ms",
+    "lateness p95 (ms)": "lateness_p95_ms", "turns behind it": "ttft_n",
+    "energy (J/token)": "energy_per_output_token_j", "power, mean (W)": "power_mean_w",
+    "KV use, peak (share)": "kv_use_peak",
+    "waiting, peak (requests)": "waiting_peak", "SM active, mean (share)": "sm_active_mean",
+}  # fmt: skip
+
+DIFFERENCE: list[Json] = [
+    {
+        "id": "reduce",
+        "filter": {"id": "byRefId", "options": "A"},
+        "options": {"mode": "seriesToRows", "reducers": ["max"], "includeTimeField": False},
+    },
+    {
+        "id": "reduce",
+        "filter": {"id": "byRefId", "options": "B"},
+        "options": {"mode": "seriesToRows", "reducers": ["min"], "includeTimeField": False},
+    },
+    {"id": "joinByField", "options": {"byField": "Field", "mode": "outer"}},
+    {
+        "id": "calculateField",
+        "options": {
+            "mode": "binary",
+            "alias": "difference",
+            "binary": {"left": "Max", "operator": "-", "right": "Min"},
+            "replaceFields": False,
+        },
+    },
+    {
+        "id": "calculateField",
+        "options": {
+            "mode": "binary",
+            "alias": "of the baseline",
+            "binary": {"left": "difference", "operator": "/", "right": "Min"},
+            "replaceFields": False,
+        },
+    },
+    {"id": "organize", "options": {"renameByName": {"Field": "figure", "Max": "run", "Min": "baseline"}}},
+]
+"""Each query has one row, so `max` and `min` are that value: two reducers give two columns to subtract."""
+
+
+def figures() -> Json:
+    def one(run_variable: str) -> Json:
+        where = f'"run" =~ /^${{{run_variable}:regex}}$/ AND {WHOLE}'
+        return target(q.run_rows(FIGURES, where, time=q.COMPARED_ROWS), table=True)
+
+    percent = override("of the baseline", unit=SHARE, decimals=1)
+    return table(
+        "Run against baseline, exact",
+        "Figures of the steady phases as in summary.json, and their difference; `infersiege compare` tells which "
+        "differences are more than chance.",
+        "short",
+        one("run"),
+        one("baseline"),
+        overrides=[percent, override("figure", custom_width=260)],
+        hidden=(),
+        transformations=DIFFERENCE,
+    )
+
+
+def about() -> Json:
+    columns = {
+        "run": "run_key", "name": "name", "models": "models", "engines": "engines", "labels": "labels",
+        "users": "users_asked",
+        "sessions/s": "rate_asked", "verdict": "verdict", "why figures can't be trusted": "invalid",
+        "emulated": "emulated",
+        "limit": "limit",
+    }  # fmt: skip
+    where = f"{ANY_RUN} AND {WHOLE}"
+    return table(
+        "What is compared",
+        "Target, labels and load of each run: only what differs on purpose should differ, and no run may be invalid.",
+        "short",
+        target(q.run_rows(columns, where, time=q.COMPARED_ROWS), table=True),
+        sort=("run", True),
+    )
+
+
+def overlay(title: str, description: str, unit: str, field: str, *, rate: bool = False) -> Json:
+    """One line per run, by time since its own steady start."""
+    targets = [
+        target(
+            q.rate_since_steady(field, name, name) if rate else q.since_steady({name: field}, name),
+            table=True,
+        )
+        for name in RUNS
+    ]
+    return xy(
+        title, description, unit, *targets, x_unit="s", x_name=SINCE, lines=True, overrides=coloured(RUNS)
+    )  # fmt: skip
+
+
+def build() -> Json:
+    aligned = "each run from the start of its own steady phase."
+    runs = [
+        variable(
+            "run", "Run", "The run to judge: runs up to 30 days before the end of the time range.", q.RUNS_TO_COMPARE,
+            sort=DESCENDING,
+        ),
+        variable(
+            "baseline", "Baseline", "What it is held against: the oldest of these runs, if you choose none.",
+            q.RUNS_TO_COMPARE, sort=ASCENDING,
+        ),
+        variable(
+            "third", "Third run", "One more for the charts; the same as the baseline shows nothing new.",
+            q.RUNS_TO_COMPARE,
+            sort=ASCENDING,
+        ),
+    ]  # fmt: skip
+    sections = [
+        ("", [(5, [about()])]),
+        (
+            "Steady phase over steady phase",
+            [
+                (9, [
+                    overlay("TTFT p95", f"Time to first token, p95 over 60 s, {aligned}", "ms", "ttft_p95_60s_ms"),
+                    overlay("TPOT p95", f"Time per output token, p95 over 60 s, {aligned}", "ms", "tpot_p95_60s_ms"),
+                    overlay("E2E p95", f"Time to the last token, p95 over 60 s, {aligned}", "ms", "e2e_p95_60s_ms"),
+                ]),
+                (9, [
+                    overlay("Turns sent", f"Load in means over 10 s, warm-up before 0: {aligned}", TURNS_PER_S, "sent",
+                            rate=True),
+                    overlay("Turns that ended well", f"In means over 10 s, {aligned}", TURNS_PER_S, "ok", rate=True),
+                    overlay("Output tokens", f"Of the turns that ended, in means over 10 s, {aligned}", TOKENS_PER_S,
+                            "output_tokens", rate=True),
+                ]),
+            ],
+        ),
+        ("Exact figures", [(18, [figures(), note("How to compare", READING)])]),
+    ]  # fmt: skip
+    any_run = ANY_RUN
+    return dashboard(
+        "infersiege-compare",
+        "Two or three runs laid over one another from the start of their steady phase, with exact differences.",
+        [*runs, scenario(any_run), channel(any_run)],
+        layout(sections),
+        live=False,
+    )
+
+
+READING = """\
+* Choose **Run** and **Baseline** above. The lists hold runs of the last 30 days before the end of the time range;
+panels follow them wherever they lie, so the time range needs no change.
+* **Same load?** *Turns sent* must lie over one another. In a closed loop a slower server gets less load: compare
+latency at the same *turns in flight*, and throughput beside it.
+* **Same cache?** *Cached prompt tokens* explain most surprises in TTFT.
+* **Enough turns?** *Turns behind it*: a p99 of a few hundred turns moves by chance.
+* A run that can't be trusted says why above; no difference to it means anything."""
