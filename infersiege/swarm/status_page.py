@@ -40,8 +40,9 @@ class StatusBoard:
 
     def __init__(self, run: str, *, emulated: bool = False, grafana: str | None = None) -> None:
         """`grafana` is the address of its start page, for a link."""
+        self.emulated = emulated
+        """Known once the target was asked."""
         self._run = run
-        self._emulated = emulated
         self._grafana = grafana
         self._live: LiveState | None = None
 
@@ -52,7 +53,7 @@ class StatusBoard:
         """`run`, `emulated`, `grafana` (None: no link) and `live`: the fields of LiveState, None before the load."""
         return {
             "run": self._run,
-            "emulated": self._emulated,
+            "emulated": self.emulated,
             "grafana": self._grafana,
             "live": msgspec.to_builtins(self._live),
         }
@@ -76,6 +77,11 @@ class StatusPage:
     def port(self) -> int:
         """The port in use; 0 before `start`."""
         return self._server.server_port if self._server is not None else 0
+
+    @property
+    def url(self) -> str:
+        host = self._address[0]
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
     def start(self) -> None:
         """Listen. Raises UsageError when the address can't be had."""
