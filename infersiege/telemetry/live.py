@@ -249,6 +249,11 @@ class WindowPoints:
                     track = self._tracks[series] = _Track()
                 track.add(row, kept=kept)
 
+    @property
+    def held(self) -> int:
+        """Seconds in memory, over all series: at most KEPT_S of each."""
+        return sum(len(track.seconds) for track in self._tracks.values())
+
     def tick(self) -> Iterator[Point]:
         """Every second that changed since the last tick; the newest of each series with its percentiles."""
         for series, track in self._tracks.items():
