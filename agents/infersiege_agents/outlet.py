@@ -22,6 +22,8 @@ BUCKET_VARIABLE = "INFERSIEGE_INFLUX_BUCKET"
 ORG_VARIABLE = "INFERSIEGE_INFLUX_ORG"
 TOKEN_VARIABLE = "INFLUX_TOKEN"
 
+_ROOM_POINTS = 50_000
+"""An import waits while so many points are on their way; the writer holds twice as many in memory."""
 _TELL_AGAIN_S = 60.0
 """A problem whose words change is told again after this time at the earliest."""
 
@@ -121,6 +123,8 @@ def _writer(target: Target, spool: Path | None, source: str, environ: Mapping[st
     directory = spool_directory(environ) if spool is None else spool
     writer = DurableWriter(target, directory, source=source)
     writer.start()
+    for notice in writer.notices:
+        _to_stderr(f"note: {notice}")
     return Database(writer, target, directory)
 
 
@@ -130,6 +134,8 @@ class Writer(Protocol):
     def put(self, point: Point) -> None: ...
 
     def tick(self) -> None: ...
+
+    def counters(self) -> Counters: ...
 
     @property
     def problem(self) -> str | None: ...
@@ -145,21 +151,23 @@ class Database:
         self.target = target
         self.spool = spool
 
-    def close(self, within_s: float) -> tuple[str, bool]:
-        """Send what is left, as far as the time goes: (what became of the points, were some lost)."""
+    def close(self, within_s: float) -> tuple[str, Counters]:
+        """Send what is left, as far as the time goes: what became of the points, in words and in numbers."""
         counters = self.writer.close(within_s)
         text = f"{self.target.url}: {counters.written:,} points written, {counters.acknowledged:,} acknowledged"
         if counters.taken_up:
             text += f", {counters.taken_up:,} of earlier agents sent"
         if counters.spooled:
             text += f", {counters.spooled:,} still spooled in {self.spool} (the next start sends them)"
+        if counters.inherited:
+            text += f", {counters.inherited:,} of earlier agents still wait"
         if counters.rejected:
             text += f", {counters.rejected:,} rejected (set aside in {self.spool})"
         if counters.dropped:
             text += f", {counters.dropped:,} dropped"
         if (counters.spooled or counters.rejected) and self.writer.problem:
             text += f"; {self.writer.problem}"
-        return text, bool(counters.rejected or counters.dropped)
+        return text, counters
 
 
 class PointFile:
@@ -253,6 +261,8 @@ class Outlet:
         self._file_told = False
         self.lost = False
         """Points were lost: rejected, dropped, or not written to the file. Final after `close`."""
+        self.waiting = False
+        """Points wait in the spool for the next start. Known after `close`."""
 
     def put(self, point: Point) -> None:
         if self._database is not None:
@@ -278,17 +288,33 @@ class Outlet:
         elif now - self._told_at < _TELL_AGAIN_S:
             return
         else:
-            self._tell(f"warning: points wait in {database.spool}: {problem}")
+            self._tell(f"warning: {problem}")
             self._told_at = now
         self._told = problem
+
+    def wait_for_room(self, within_s: float = 60.0) -> None:
+        """For an import, which is faster than any database: let the spool drain before more goes in.
+
+        Returns at once while the database is away: points then wait on disk, as far as there is room.
+        """
+        if self._database is None:
+            return
+        writer, ends = self._database.writer, self._clock() + within_s
+        while self._clock() < ends and writer.problem is None:
+            counters = writer.counters()
+            if counters.spooled + counters.in_memory < _ROOM_POINTS:
+                return
+            time.sleep(0.05)
+            writer.tick()
 
     def close(self, within_s: float = 10.0) -> str:
         """Hand over what is left, within about `within_s`; one line that says what became of the points."""
         parts = []
         if self._database is not None:
-            text, lost = self._database.close(within_s)
+            text, counters = self._database.close(within_s)
             parts.append(text)
-            self.lost = self.lost or lost
+            self.lost = counters.rejected > 0 or counters.dropped > 0
+            self.waiting = counters.spooled > 0
         if self._file is not None:
             parts.append(self._file.close())
             self.lost = self.lost or self._file.lost > 0
