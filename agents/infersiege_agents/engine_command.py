@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     engines = engines_of(args, dict(os.environ))
     for name, value in (("--interval", args.interval), ("--seconds", args.seconds)):
         if value is not None and not 0 < value < float("inf"):
-            raise AgentError(f"{name} {value}: must be above 0")
+            raise AgentError(f"{name} {value}: must be above 0", hint=f"{name} is in seconds, such as {name} 1")
     out = outlet.open_outlet(args, source="engine", environ=os.environ)
     watch = Watch(engines, out, deadline_s=min(DEADLINE_S, 0.9 * args.interval), tell=_to_stderr)
     try:
@@ -119,7 +119,9 @@ def run(args: argparse.Namespace) -> int:
         told = out.close(10.0)
     print(f"{watch.summary()}; {told}")
     if all(engine.good == 0 for engine in engines):
-        raise AgentError("no engine answered, not once", hint=engines[0].advice(), exit_code=TARGET)
+        raise AgentError(
+            f"no engine answered, not once: {engines[0].problem}", hint=engines[0].advice(), exit_code=TARGET
+        )
     return 0
 
 
@@ -292,7 +294,7 @@ class Watch:
         """How often each was read."""
         return "; ".join(
             f"{engine.name}: {engine.good:,} pages read, {engine.failed:,} not"
-            + (f", {engine.resets:,} restarts seen" if engine.resets else "")
+            + (f", {engine.resets:,} restart(s) seen" if engine.resets else "")
             for engine in self._engines
         )
 

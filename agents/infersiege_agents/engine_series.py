@@ -97,7 +97,9 @@ def read(page: Page, engine: str) -> Reading:
             reading.counters[name] = series
         elif (value := _gauge(name, series.values())) is not None:
             reading.gauges[name] = value
-    if not {"prefix_queries", "prefix_hits"} <= reading.counters.keys():
+    if {"prefix_queries", "prefix_hits"} <= reading.counters.keys():
+        reading.gauges.pop("prefix_hit_share", None)
+    else:
         for name in ("prefix_queries", "prefix_hits"):
             reading.counters.pop(name, None)
     if not (reading.gauges or reading.counters or reading.histograms):
