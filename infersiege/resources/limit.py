@@ -246,7 +246,7 @@ def _looked_at(seen: Evidence) -> tuple[list[str], list[str]]:
         looked += [f"{label} {_over_cards(found)}"] if found is not None else []
         missing += [name] if found is None else []
     if looked and seen.batch is not None and not _batched(seen):
-        looked.append(f"only {amount(seen.batch)} requests at a time")
+        looked.append(f"only {amount(seen.batch)} request{'' if seen.batch <= 1 else 's'} at a time")
     if seen.utilization is not None and seen.sm_active is None:
         missing.append(
             f"how full the GPU is (utilisation of {percent(seen.utilization.mean)} only says that some kernel ran)"

@@ -7,6 +7,7 @@ stops a run: an agent that can't work is a warning.
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -79,7 +80,10 @@ class LocalAgents:
             _launch(agent)
 
     def problems(self) -> list[str]:
-        """One line for each agent that could not start, or that ended although nobody told it to."""
+        """One line for each agent that could not start, or that ended although nobody told it to.
+
+        Ask once more after `stop`: that an engine never answered is sure only then.
+        """
         found = list(self._notes)
         for agent in self._agents:
             if agent.problem is None and agent.process is not None and not agent.stopping:
@@ -133,15 +137,16 @@ class LocalAgents:
         return arguments
 
     def _add_engine(self) -> None:
-        """One process for all engines that tell; a channel whose engine has no /metrics is a note."""
+        """One process for all engines that tell. Clouds don't: that is worth a word only when no channel does."""
         more: list[str] = []
         environ: dict[str, str] = {}
         seen: set[str] = set()
+        silent: list[str] = []
         for place, (name, channel) in enumerate(self._plan.channels.items(), 1):
             profile = PROFILES[channel.engine]
             base = channel.base_url
             if profile.metrics_path is None or base is None:
-                self._notes.append(f"engine series: {profile.title} (channel {name}) has no /metrics to scrape")
+                silent.append(f"{profile.title} (channel {name})")
                 continue
             url = root_url(base, profile.metrics_path)
             if url in seen:
@@ -151,6 +156,8 @@ class LocalAgents:
             more += ["--url", url, "--engine", channel.engine, *(["--api-key-env", variable] if variable else [])]
         if more:
             self._add("engine", "engine", ENGINE_SERIES, more, environ)
+        else:
+            self._notes.append(f"engine series: none: {', '.join(silent)} has no /metrics to scrape")
 
     def _key_variable(self, channel: Channel, place: int, environ: dict[str, str]) -> str | None:
         """The environment variable that has the channel's key; one of our own for a key that lies in a file.
@@ -210,3 +217,7 @@ def _reap(agent: _Agent, deadline: float) -> None:
         process.wait()
         if agent.problem is None:
             agent.problem = f"{agent.kind} series: their agent did not end within {STOP_WITHIN_S:.0f} s and was killed"
+        return
+    if agent.problem is None and process.returncode not in (0, -signal.SIGTERM):
+        # Such as an engine that never answered.
+        agent.problem = f"{agent.kind} series: {_last_error(agent.log) or f'exit code {process.returncode}'}"
