@@ -6,7 +6,7 @@
      order=2,0 (which cards there are, in the order of their index; then count is its length)   <gpu>.burst=0.2 (busy in the first 0.2 s of each second, idle after)
      rc.field.<id>=<code> (a field of GetFieldValues)   wide.<id>=1 (the field is 32 bits)   <gpu>.ecc0= <gpu>.ecc1= (corrected, uncorrected errors)
      mig.<gpu>.<slice>=0 (this slice is not there)   <gpu>.slice_used= <gpu>.procs=
-   fakeSetTime(t): from now on it is t (s since the epoch), delays and all; fakeCalls(): calls so far; fakeSamples(): GPM samples and event sets in use. */
+   fakeSetTime(t): from now on it is t (s since the epoch), delays and all; fakeTime(); fakeCalls(): calls so far; fakeSamples(): GPM samples and event sets in use; fakeReset(): as if just loaded. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static struct {char k[64]; char v[64];} kv[MAXK]; static int nkv; static struct 
 static pthread_mutex_t mu=PTHREAD_MUTEX_INITIALIZER;
 struct dev {int i, mig;}; static struct dev devs[16], migs[16][8];
 static double vt; static long calls; static int samples;
-void fakeSetTime(double t){vt=t;} long fakeCalls(void){return calls;} int fakeSamples(void){return samples;}
+void fakeSetTime(double t){vt=t;} long fakeCalls(void){return calls;} int fakeSamples(void){return samples;} double fakeTime(void){return vt;}
 static double now(void){if(vt>0) return vt; struct timespec t; clock_gettime(CLOCK_REALTIME,&t); return t.tv_sec+t.tv_nsec/1e9;}
 static void load(void){ const char*p=getenv("FAKE_NVML_CONF"); struct stat s; if(!p||stat(p,&s)) return;
   pthread_mutex_lock(&mu);
@@ -45,7 +45,7 @@ static R pre(const char*fn,struct dev*d){ calls++; load(); char k[80]; const cha
 #define D ((struct dev*)d)
 static double util(int g){double b=G(g,"burst",0); if(b>0) return fmod(now(),1.0)<b?100:0; return G(g,"util",round(50+40*sin(now()/30+g)));}
 static double power(int g){return G(g,"power",100000+5000*util(g));}
-R nvmlInitWithFlags(u f){load(); const char*v=gets_("init"); if(v&&atoi(v)) return atoi(v); v=gets_("epoch"); epoch0=v?atol(v):0; if(!inited||1) t_init=now(); inited++; return OK;}
+R nvmlInitWithFlags(u f){load(); const char*v=gets_("init"); if(v&&atoi(v)) return atoi(v); v=gets_("epoch"); long e=v?atol(v):0; if(e!=epoch0||!t_init) t_init=now(); epoch0=e; inited++; return OK;}
 R nvmlInit_v2(void){return nvmlInitWithFlags(0);}
 R nvmlShutdown(void){if(!inited) return UNINIT; inited--; return OK;}
 const char*nvmlErrorString(R r){switch(r){case 0:return "Success";case 3:return "Not Supported";case 15:return "GPU is lost";case 9:return "Driver Not Loaded";default:return "Unknown Error";}}
@@ -116,3 +116,4 @@ R nvmlDeviceGetDisplayActive(void*d,u*x){PRE(d); *x=0; return OK;}
 R nvmlDeviceGetDisplayMode(void*d,u*x){PRE(d); *x=0; return OK;}
 R nvmlDeviceGetPersistenceMode(void*d,u*x){PRE(d); *x=1; return OK;}
 R nvmlDeviceGetComputeMode(void*d,u*x){PRE(d); *x=0; return OK;}
+void fakeReset(void){vt=0; calls=0; samples=0; inited=0; xids_seen=0; nkv=0; sz=-1; epoch0=0; t_init=0;}

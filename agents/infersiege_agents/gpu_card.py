@@ -193,10 +193,10 @@ class Card:
     def _begin(self) -> None:
         """The first reading, from which counters count. No point comes of it."""
         self.fault = None
+        self._began_ns = self._clock.monotonic_ns()
         values: Values = {}
         self._read_all(values, (self._quick, self._full))
         self._differences(values, 0)
-        self._began_ns = self._clock.monotonic_ns()
 
     def sample(self) -> None:
         """A quick sample for the interval's least, mean and greatest."""
@@ -246,7 +246,8 @@ class Card:
         if self._no_memory_figures and self.identity.mig_parent is None:
             fields.update(host_memory(meminfo))
         fields.update(more)
-        return Point(GPU.name, tags, fields, at_ns)
+        measured = {name: value for name, value in fields.items() if value is not None}
+        return Point(GPU.name, tags, measured, at_ns)
 
     def _read_now(self, started: int) -> Values:
         """All values of this moment; the quick ones count as a sample. A card that was lost is asked again."""

@@ -26,6 +26,8 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
 _WELL_NS = 30 * _S
 """After this time without a fault, the back-off begins anew."""
 
+_NVML = "NVML"
+
 NO_CARD = Fault(NOT_FOUND, "nvmlDeviceGetCount")
 """The driver answers and counts no GPU."""
 
@@ -68,7 +70,8 @@ class GpuSampler:
         self._well_from_ns: int | None = None
         self._began_ns = self._first_ns = self._due_ns = self._inventory_ns = 0
         self._busy_ns = 0
-        self._told: dict[str, str] = {}
+        self._told: dict[str, int] = {}
+        """Who can't be read, as far as it was told -> with which code."""
         self._told_slow: set[str] = set()
 
     def start(self) -> Fault | None:
@@ -161,6 +164,8 @@ class GpuSampler:
             self._back_off_s = min(2 * self._back_off_s, _LAST_RETRY_S)
             self._initialise()
             self._tell_changes()
+        elif self._fault is None:
+            self._list(fresh=False)  # a card without a handle may have come back
 
     def _well(self) -> bool:
         whole = [card for card in self._cards.values() if card.identity.mig_parent is None]
@@ -215,23 +220,24 @@ class GpuSampler:
 
     def _tell_changes(self) -> None:
         """Tell what is wrong, and what is well again, when that changes."""
-        now: dict[str, str] = {}
+        now: dict[str, Fault] = {}
         if self._fault is not None:
-            now["NVML"] = f"{self._fault.text}; hint: {hint(self._fault.code)}"
+            now[_NVML] = self._fault
         else:
-            for uuid, card in self._cards.items():
-                if card.fault is not None:
-                    now[f"GPU {card.identity.index} ({uuid}, {card.identity.pci})"] = card.fault.text
-        for who, text in now.items():
-            if self._told.get(who) != text:
-                self._tell(f"warning: {who} can't be read: {text}; trying again")
+            now = {uuid: card.fault for uuid, card in self._cards.items() if card.fault is not None}
+        for who, fault in now.items():
+            if self._told.get(who) != fault.code:
+                more = f"; hint: {hint(fault.code)}" if who == _NVML else ""
+                self._tell(f"warning: {self._name(who)} can't be read: {fault.text}; trying again{more}")
         if self._fault is None:
             for who in self._told:
-                if who not in now:
-                    self._tell(f"{who} can be read again")
-            self._told = now
-        else:
-            self._told = {**self._told, **now}
+                if who not in now and (who == _NVML or who in self._cards):
+                    self._tell(f"{self._name(who)} can be read again")
+            self._told = {}
+        self._told |= {who: fault.code for who, fault in now.items()}
+
+    def _name(self, who: str) -> str:
+        return who if who == _NVML else f"{who} at {self._cards[who].identity.pci}"
 
     def _tell_slow(self, call: str, duration_ns: int) -> None:
         if call not in self._told_slow:
