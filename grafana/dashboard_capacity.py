@@ -21,7 +21,8 @@ from shell import channel, dashboard, engine, gpu, host, run, scenario
 
 WHERE = f"{q.RUN} AND {q.CUT}"
 STEADY = f"{WHERE} AND \"phase\" = 'steady'"
-STAGES = f"{q.RUN} AND \"scenario\" = 'all' AND \"channel\" = 'all'"
+EACH_STAGE = "\"scenario\" = 'all' AND \"channel\" = 'all' AND \"stage\" != 'all'"
+STAGES = f"{q.RUN} AND {EACH_STAGE}"
 WINDOW = "infersiege_window"
 CARD = ("host", "uuid")
 
@@ -56,8 +57,7 @@ def stage_table() -> Json:
     }  # fmt: skip
     return table(
         "Stages, exact",
-        "Figures of the steady phase of each stage, the same to the last digit as in summary.json (`all`: the whole "
-        "run).",
+        "Figures of the steady phase of each stage, the same to the last digit as in summary.json.",
         "short",
         target(q.run_rows(columns, STAGES), table=True),
         units=units,
@@ -96,7 +96,7 @@ def limit_table() -> Json:
 
 def dots() -> list[Json]:
     """One dot per stage of every run in the range: a knee shows when runs or stages differ in load."""
-    where = f"\"scenario\" = 'all' AND \"channel\" = 'all' AND {q.OVERLAPS}"
+    where = f"{EACH_STAGE} AND {q.OVERLAPS}"
     load = "turns in flight, mean"
 
     def dot(title: str, words: str, unit: str, columns: dict[str, str], overrides: list[Json]) -> Json:

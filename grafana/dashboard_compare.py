@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import queries as q
-from panels import SHARE, TOKENS_PER_S, TURNS_PER_S, Json, coloured, layout, note, override, table, target, xy
+from panels import (
+    SHARE,
+    TOKENS_PER_S,
+    TURNS_PER_S,
+    Json,
+    coloured,
+    layout,
+    note,
+    override,
+    table,
+    target,
+    without_absent,
+    xy,
+)
 from shell import ASCENDING, DESCENDING, channel, dashboard, scenario, variable
 
 RUNS = {"run": "#5794F2", "baseline": "#FF9830", "third": "#8E8E8E"}
@@ -38,6 +51,7 @@ DIFFERENCE: list[Json] = [
         "options": {"mode": "seriesToRows", "reducers": ["min"], "includeTimeField": False},
     },
     {"id": "joinByField", "options": {"byField": "Field", "mode": "outer"}},
+    without_absent("Max", "Min"),
     {
         "id": "calculateField",
         "options": {
@@ -56,7 +70,13 @@ DIFFERENCE: list[Json] = [
             "replaceFields": False,
         },
     },
-    {"id": "organize", "options": {"renameByName": {"Field": "figure", "Max": "run", "Min": "baseline"}}},
+    {
+        "id": "organize",
+        "options": {
+            "renameByName": {"Field": "figure", "Max": "run", "Min": "baseline"},
+            "indexByName": {"Field": 0, "Max": 1, "Min": 2, "difference": 3, "of the baseline": 4},
+        },
+    },
 ]
 """Each query has one row, so `max` and `min` are that value: two reducers give two columns to subtract."""
 
@@ -66,11 +86,15 @@ def figures() -> Json:
         where = f'"run" =~ /^${{{run_variable}:regex}}$/ AND {WHOLE}'
         return target(q.run_rows(FIGURES, where, time=q.COMPARED_ROWS), table=True)
 
-    percent = override("of the baseline", unit=SHARE, decimals=1)
+    no_share = [
+        {"type": "special", "options": {"match": "nan", "result": {"text": "–"}}},
+        {"type": "range", "options": {"from": 1000, "to": None, "result": {"text": "–"}}},
+    ]
+    percent = override("of the baseline", unit=SHARE, decimals=1, mappings=no_share)
     return table(
         "Run against baseline, exact",
-        "Figures of the steady phases as in summary.json, and their difference; `infersiege compare` tells which "
-        "differences are more than chance.",
+        "Figures of the steady phases as in summary.json, and their difference; what only one of the two has is "
+        "left out.",
         "short",
         one("run"),
         one("baseline"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queries as q
-from panels import CALM, SHARE, Json, Steps, layout, override, stat, states, table, target, timeseries
+from panels import CALM, SHARE, Json, Steps, layout, override, stat, states, table, target, timeseries, without_absent
 from shell import channel, dashboard, gpu, host, run, scenario
 
 CARD = ("host", "uuid")
@@ -274,6 +274,7 @@ def power() -> list[list[Json]]:
 
 PER_TOKEN: list[Json] = [
     {"id": "joinByField", "options": {"byField": "Time", "mode": "outer"}},
+    without_absent("energy", "tokens"),
     {
         "id": "calculateField",
         "options": {

@@ -1,8 +1,8 @@
 """What Grafana makes of a query before InfluxDB sees it, for tests and for `preview.py`.
 
 Grafana's own order: the browser replaces variables (`${run:regex}`, `${__from}`), then its InfluxDB backend replaces
-`$timeFilter`, `$__interval_ms` and `$__interval` as plain text. Here only what the dashboards use is known; anything else
-that still looks like a variable afterwards is an error, since Grafana would send it to InfluxDB as it is.
+`$timeFilter`, `$__interval_ms` and `$__interval` as plain text. Here only what the dashboards use is known; what else
+still looks like a variable afterwards is an error, since Grafana would send it to InfluxDB as it is.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def _value(name: str, form: str | None, view: View) -> str:
     if name == "__to":
         return str(view.to_ms)
     if form != "regex":
-        raise ValueError(
-            f"${{{name}}}: values stand in queries as ${{{name}:regex}} only, or quotes in them break the query"
-        )
+        raise ValueError(f"${{{name}}}: write ${{{name}:regex}}, or quotes in a value break the query")
     if name not in view.values:
         raise ValueError(f"${{{name}}}: the dashboard has no such variable")
     chosen = view.values[name]

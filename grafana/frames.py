@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def _join(frames: list[Frame], options: Mapping[str, Any]) -> list[Frame]:
 
 
 def _calculate(frames: list[Frame], options: Mapping[str, Any]) -> list[Frame]:
-    """A binary operation on two columns; a missing or impossible value is none."""
+    """A binary operation on two columns."""
     binary = options["binary"]
     found = []
     for frame in frames:
@@ -118,27 +119,44 @@ def _calculate(frames: list[Frame], options: Mapping[str, Any]) -> list[Frame]:
 
 
 def _operate(left: Cell, right: Cell, operator: str) -> Cell:
-    if not isinstance(left, int | float) or not isinstance(right, int | float):
-        return None
+    """As JavaScript reckons: an absent value is 0, and a division by 0 is infinite or no number."""
+    a, b = (0.0 if cell is None else float(cell) for cell in (left, right))
     if operator == "-":
-        return left - right
-    return left / right if right else None
+        return a - b
+    if b:
+        return a / b
+    return math.copysign(math.inf, a) if a else math.nan
+
+
+def _filter(frames: list[Frame], options: Mapping[str, Any]) -> list[Frame]:
+    """Rows in which no one of the named columns is absent."""
+    if (options["type"], options["match"]) != ("exclude", "any"):
+        raise ValueError(f"filterByValue {options} is not known here")
+    found = []
+    for frame in frames:
+        tested = [frame.columns[one["fieldName"]] for one in options["filters"] if one["fieldName"] in frame.columns]
+        height = len(next(iter(frame.columns.values()), []))
+        kept = [place for place in range(height) if all(column[place] is not None for column in tested)]
+        columns = {name: [column[place] for place in kept] for name, column in frame.columns.items()}
+        found.append(Frame(frame.ref, columns))
+    return found
 
 
 def _organize(frames: list[Frame], options: Mapping[str, Any]) -> list[Frame]:
     hidden, renamed = options.get("excludeByName", {}), options.get("renameByName", {})
-    return [
-        Frame(
-            frame.ref, {renamed.get(name, name): cells for name, cells in frame.columns.items() if not hidden.get(name)}
-        )
-        for frame in frames
-    ]
+    places = options.get("indexByName", {})
+    found = []
+    for frame in frames:
+        names = sorted((name for name in frame.columns if not hidden.get(name)), key=lambda name: places.get(name, 99))
+        found.append(Frame(frame.ref, {renamed.get(name, name): frame.columns[name] for name in names}))
+    return found
 
 
 TRANSFORMATIONS = {
     "reduce": _reduce,
     "joinByField": _join,
     "calculateField": _calculate,
+    "filterByValue": _filter,
     "organize": _organize,
 }
 """Id -> transformation."""
