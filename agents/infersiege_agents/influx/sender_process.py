@@ -51,7 +51,7 @@ class SenderProcess:
         """Starts it when it is not there, and when it has shown no sign of life for long."""
         now = self._clock()
         if self._orders >= 0 and status.beat != self._beat:
-            self._beat, self._beat_at = status.beat, now
+            self._beat, self._beat_at, self.problem = status.beat, now, None
         if self._orders >= 0 and now - self._beat_at > SILENT_SENDER_S and self._process is not None:
             self._process.kill()
             self.problem = f"the sender stood still for {SILENT_SENDER_S:.0f} s: started again"
@@ -77,6 +77,8 @@ class SenderProcess:
             process.kill()  # all its state is in the spool
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2)
+        elif process is not None and process.returncode == 0:
+            self.problem = None
         self._hang_up()
         self._process = None
 

@@ -151,12 +151,13 @@ def _one_line(text: str, most: int = 300) -> str:
 
 def _in_words(error: BaseException) -> str:
     """`Connection refused` rather than urllib3's nested representations of it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.strerror:
-            return seen.strerror
-        cause = next((one for one in seen.args if isinstance(one, BaseException)), None)
-        seen = cause or seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    inner: BaseException | None = error
+    while inner is not None:
+        error = inner
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        cause = next((one for one in error.args if isinstance(one, BaseException)), None)
+        inner = cause or error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return _one_line(str(error) or type(error).__name__)
 
 

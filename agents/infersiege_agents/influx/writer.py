@@ -263,7 +263,7 @@ class DurableWriter:
         now = self._clock()
         if now < self._keep_at or self.directory is None or self._sender is None:
             return
-        self._keep_at = now + 1.0
+        self._keep_at = now + min(1.0, self._flush_every_s)
         self._status = read_status(self.directory)
         self._sender.keep_alive(self._status)
 

@@ -1,0 +1,164 @@
+"""The spool on disk: what is there after a kill at any moment can be read, counted and sent."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from infersiege_agents.errors import AgentError
+from infersiege_agents.influx import spool, spool_directory, target_of
+
+TARGET = target_of("http://127.0.0.1:8086", bucket="perf", org="acme", token="secret")
+
+
+@pytest.mark.parametrize(
+    ("environ", "directory"),
+    [
+        ({"INFERSIEGE_TELEMETRY_SPOOL": "/data/spool", "XDG_STATE_HOME": "/s"}, "/data/spool"),
+        ({"XDG_STATE_HOME": "/s", "HOME": "/h"}, "/s/infersiege/telemetry"),
+        ({"HOME": "/h"}, "/h/.local/state/infersiege/telemetry"),
+        # The XDG specification: a relative path is invalid and ignored; empty is as good as unset.
+        ({"XDG_STATE_HOME": "state", "HOME": "/h"}, "/h/.local/state/infersiege/telemetry"),
+        (
+            {"XDG_STATE_HOME": "", "INFERSIEGE_TELEMETRY_SPOOL": "", "HOME": "/h"},
+            "/h/.local/state/infersiege/telemetry",
+        ),
+    ],
+)
+def test_where_points_wait(environ: dict[str, str], directory: str) -> None:
+    assert spool_directory(environ) == Path(directory)
+
+
+def test_a_writers_directory_is_private_locked_and_knows_its_database_but_not_the_token(tmp_path: Path) -> None:
+    directory, lock = spool.create(tmp_path / "spool", "gpu agent/1", TARGET, 7)
+    assert directory.name == f"gpu_agent_1-{os.getpid()}-7"
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert spool.claim(directory) is None, "it is ours"
+    owner = spool.owner(directory)
+    assert owner is not None
+    assert owner.identity == TARGET.identity
+    assert not any(b"secret" in path.read_bytes() for path in directory.iterdir())
+    os.close(lock)
+    taken = spool.claim(directory)
+    assert taken is not None, "free when its owner is dead"
+    os.close(taken)
+
+
+@pytest.mark.parametrize("what", ["a file", "a file as parent"])
+def test_a_spool_that_cannot_be_is_one_clear_error(what: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" if what == "a file" else tmp_path / "file" / "spool"
+    with pytest.raises(AgentError, match=r"telemetry spool .*file.*: (File exists|Not a directory)") as caught:
+        spool.create(place, "run", TARGET, 1)
+    assert "INFERSIEGE_TELEMETRY_SPOOL" in (caught.value.hint or "")
+
+
+def test_a_directory_that_was_removed_meanwhile_cannot_be_claimed(tmp_path: Path) -> None:
+    assert spool.claim(tmp_path / "gone") is None
+    (tmp_path / "file").write_text("")
+    assert spool.claim(tmp_path / "file") is None
+
+
+def test_an_abandoned_draft_is_removed_and_a_fresh_one_is_not(tmp_path: Path) -> None:
+    for name in (".run-1-1", ".run-2-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "meta.json.tmp").write_text("{")
+    os.utime(tmp_path / ".run-1-1", (1, 1))
+    spool.remove_abandoned(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".run-2-2"]
+
+
+@pytest.mark.parametrize(
+    ("names", "waiting", "rejected"),
+    [
+        ([], [], 0),
+        (["000000000002-5.lp", "000000000010-3.lp", "000000000001-1.lp"], [1, 5, 3], 0),  # by sequence, not by name
+        (["000000000001-2.bad", "000000000001-2.why"], [], 2),
+        # Killed between setting lines aside and deleting the segment: it will be sent again, so it waits as a whole.
+        (["000000000001-9.lp", "000000000001-2.bad"], [9], 0),
+        (["000000000003.open", "meta.json", "lock", "status.json.tmp", "1-2.lp", "x.lp"], [], 0),
+    ],
+)
+def test_the_names_of_the_files_are_the_accounts(
+    names: list[str], waiting: list[int], rejected: int, tmp_path: Path
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("")
+    found = spool.listing(tmp_path)
+    assert [segment.points for segment in found.waiting] == waiting
+    assert (found.spooled, found.rejected) == (sum(waiting), rejected)
+
+
+LINES = st.lists(st.binary(min_size=1, max_size=12).map(lambda line: line.replace(b"\n", b"_") + b"\n"), max_size=6)
+
+
+@given(LINES, st.data())
+def test_whatever_a_killed_writer_left_open_its_whole_lines_are_recovered(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("torn")
+    content = b"".join(lines)
+    cut = content[: data.draw(st.integers(0, len(content)))]
+    (directory / "000000000004.open").write_bytes(cut)
+    spool.recover(directory)
+    spool.recover(directory)
+    whole = cut.count(b"\n")
+    found = spool.listing(directory).waiting
+    assert [(segment.sequence, segment.points) for segment in found] == ([(4, whole)] if whole else [])
+    assert b"".join(segment.path.read_bytes() for segment in found) == b"".join(lines[:whole])
+    assert not list(directory.glob("*.open"))
+
+
+def test_a_full_disk_takes_all_of_an_append_or_nothing(small_disk: Path) -> None:
+    segment = spool.SegmentFile(small_disk, 0)
+    line = b"x" * 999 + b"\n"
+    appended = 0
+    with pytest.raises(OSError, match="No space left") as caught:
+        while appended < 1000:
+            segment.append(line * 7, 7)
+            appended += 7
+    assert caught.value.errno == errno.ENOSPC
+    assert 0 < segment.points == appended
+    sealed = segment.seal()
+    assert sealed is not None
+    assert sealed.path.read_bytes() == line * appended
+
+
+def test_lines_that_were_set_aside_twice_are_counted_once(tmp_path: Path) -> None:
+    segment = spool.Segment(tmp_path, 3, 9)
+    segment.path.write_bytes(b"")
+    spool.set_aside(segment, [b"bad 1", b"bad 2", b"bad 3"], "first words")
+    spool.set_aside(segment, [b"bad 1"], "field type conflict")
+    segment.path.unlink()
+    assert spool.listing(tmp_path) == ([], 1)
+    assert (tmp_path / "000000000003-1.bad").read_bytes() == b"bad 1\n"
+    assert (tmp_path / "000000000003-1.why").read_text() == "field type conflict\n"
+
+
+@pytest.mark.parametrize("left", ["000000000001-2.lp", "000000000001-2.bad", "000000000001.open"])
+def test_a_directory_with_points_is_not_removed(left: str, tmp_path: Path) -> None:
+    directory, lock = spool.create(tmp_path, "run", TARGET, 1)
+    (directory / left).write_text("")
+    assert not spool.remove_finished(directory)
+    (directory / left).unlink()
+    (directory / "status.json").write_text(json.dumps({}))
+    assert spool.remove_finished(directory)
+    assert not list(tmp_path.iterdir())
+    os.close(lock)
+
+
+def test_the_disk_that_a_spool_takes_counts_blocks_of_all_others(tmp_path: Path) -> None:
+    own, lock = spool.create(tmp_path, "run", TARGET, 1)
+    other, other_lock = spool.create(tmp_path, "gpu", TARGET, 2)
+    (own / "000000000000-1.lp").write_bytes(b"x" * 100_000)
+    before = spool.disk_use(tmp_path, own)
+    (other / "000000000000-1.lp").write_bytes(b"x")
+    assert spool.disk_use(tmp_path, own) == before + spool.BLOCK_BYTES
+    assert spool.disk_use(tmp_path / "nowhere", own) == 0
+    os.close(lock)
+    os.close(other_lock)
