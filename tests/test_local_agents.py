@@ -15,6 +15,7 @@ import fake_nvml
 import msgspec
 import pytest
 from conftest import Needs
+from databases import InfluxDB
 
 from infersiege.emulator.process import EmulatorProcess
 from infersiege.plan.schema import Channel, Plan, Telemetry, Workload
@@ -34,7 +35,7 @@ def emulator() -> Iterator[EmulatorProcess]:
 @pytest.fixture(scope="module")
 def nvml(needs: Needs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     needs(fake_nvml.compiler_missing())
-    return fake_nvml.compile_library(tmp_path_factory.mktemp("nvml"))
+    return fake_nvml.compile_library(tmp_path_factory.mktemp("nvml") / "library")
 
 
 def plan(base_url: str | None = None, *, channel: Mapping[str, Any] | None = None, **telemetry: Any) -> Plan:
@@ -162,25 +163,30 @@ def test_a_cloud_alone_has_nothing_to_scrape(run: RunDirectory, started: Callabl
     assert started(both, run).problems() == [], "a hybrid's cloud is no fault"
 
 
-def test_no_secret_in_command_line_or_files(
-    run: RunDirectory, emulator: EmulatorProcess, free_port: Callable[[], int], started: Callable[..., LocalAgents]
+def test_the_database_has_the_same_points_and_no_secret_shows(
+    run: RunDirectory, emulator: EmulatorProcess, influx_server: InfluxDB, started: Callable[..., LocalAgents]
 ) -> None:
     """Key and token go through the environment; the database's address does not need to be hidden."""
     (run.path / "key").write_text(KEY)
-    url = f"http://127.0.0.1:{free_port()}"
     agents = started(
         plan(
-            emulator.base_url, channel={"api_key_file": str(run.path / "key")}, engine_metrics=True, influx_url=url,
-            influx_token_env="MY_TOKEN", spool=str(run.path.parent / "spool"),
+            emulator.base_url, channel={"api_key_file": str(run.path / "key")}, engine_metrics=True,
+            influx_url=influx_server.url, influx_token_env="MY_TOKEN", spool=str(run.path.parent / "spool"),
         ),
         run,
         {**os.environ, "MY_TOKEN": TOKEN},
     )  # fmt: skip
     wait_for(lambda: list(run.read_series(ENGINE_SERIES)))
     commands = commands_of(pids_of(agents))
-    assert url in commands and "MY_TOKEN" in commands
+    assert influx_server.url in commands and "MY_TOKEN" in commands
     assert KEY not in commands and TOKEN not in commands
     agents.stop()
+    assert agents.problems() == []
+    rows = list(run.read_series(ENGINE_SERIES))
+    instance = f"127.0.0.1:{emulator.port}"
+    (found,) = influx_server.query(f'SELECT count("up") FROM "engine" WHERE "instance" = \'{instance}\'')
+    stored = found["values"][0][1]
+    assert stored >= len(rows) >= 1
     for path in run.path.parent.rglob("*"):
         if path.is_file() and path.name != "key":
             assert KEY.encode() not in path.read_bytes() and TOKEN.encode() not in path.read_bytes(), path

@@ -226,6 +226,7 @@ def test_gp_11_cards_weigh_the_same_and_power_adds_up(summary: Summary) -> None:
             memory_used_mean_bytes=70.0 * GIB, memory_total_bytes=80.0 * GIB, power_capped=0.0,
         )
     ]  # fmt: skip
+    rows += [engine_row(at(second), running=32.0) for second in range(1, 101)]
     found = one(rows, summary)
     assert found.gpus == 8 and found.power_mean_w == pytest.approx(2800)
     assert found.dram_active_mean == pytest.approx(0.45)
