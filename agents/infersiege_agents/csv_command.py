@@ -30,7 +30,8 @@ rocm-smi and npu-smi are read as their documentation and published outputs have 
 """
 
 _SHOWN_FAULTS = 20
-_IMPORT_CLOSE_S = 60.0
+_LAST_POINTS = 5_000
+"""So many are sent while the outlet closes."""
 _ROOM_EVERY = 2_000
 
 
@@ -107,8 +108,8 @@ def _import(args: argparse.Namespace, log: Log) -> int:
     except OSError as error:
         raise AgentError(f"{name}: can't be read: {error.strerror or error}") from None
     finally:
-        summary = out.close(_IMPORT_CLOSE_S)
-        _say(summary)
+        out.wait_for_room(points=_LAST_POINTS)
+        _say(out.close())
     if torn + faults > _SHOWN_FAULTS:
         _say(f"warning: {name}: {torn + faults - _SHOWN_FAULTS:,} more such lines")
     if log.ignored:

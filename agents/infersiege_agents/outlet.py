@@ -22,7 +22,7 @@ BUCKET_VARIABLE = "INFERSIEGE_INFLUX_BUCKET"
 ORG_VARIABLE = "INFERSIEGE_INFLUX_ORG"
 TOKEN_VARIABLE = "INFLUX_TOKEN"
 
-_ROOM_POINTS = 50_000
+ROOM_POINTS = 50_000
 """An import waits while so many points are on their way; the writer holds twice as many in memory."""
 _TELL_AGAIN_S = 60.0
 """A problem whose words change is told again after this time at the earliest."""
@@ -292,8 +292,8 @@ class Outlet:
             self._told_at = now
         self._told = problem
 
-    def wait_for_room(self, within_s: float = 60.0) -> None:
-        """For an import, which is faster than any database: let the spool drain before more goes in.
+    def wait_for_room(self, within_s: float = 60.0, *, points: int = ROOM_POINTS) -> None:
+        """For an import, which is faster than any database: let all but `points` go out before more comes in.
 
         Returns at once while the database is away: points then wait on disk, as far as there is room.
         """
@@ -302,7 +302,7 @@ class Outlet:
         writer, ends = self._database.writer, self._clock() + within_s
         while self._clock() < ends and writer.problem is None:
             counters = writer.counters()
-            if counters.spooled + counters.in_memory < _ROOM_POINTS:
+            if counters.spooled + counters.in_memory <= points:
                 return
             time.sleep(0.05)
             writer.tick()

@@ -22,7 +22,7 @@ CHECK: Final = "infersiege_check"
 """Measurement of the test point: one series, one point a check."""
 
 _QUICK_S: Final = 5.0
-_VISIBLE_WITHIN_S: Final = 3.0
+VISIBLE_WITHIN_S: Final = 3.0
 """A point that was taken may show up later: VictoriaMetrics and InfluxDB 3 buffer for about a second."""
 _CLOCK_TOLERANCE_S: Final = 2.0
 
@@ -179,7 +179,12 @@ def literal(text: str) -> str:
 
 
 def check(
-    target: Target, *, timeout_s: float = _QUICK_S, clock_ns: Callable[[], int] = time.time_ns, host: str | None = None
+    target: Target,
+    *,
+    timeout_s: float = _QUICK_S,
+    visible_within_s: float = VISIBLE_WITHIN_S,
+    clock_ns: Callable[[], int] = time.time_ns,
+    host: str | None = None,
 ) -> Finding:
     """Write one test point with the time of now and read it back with that time. Never raises AgentError.
 
@@ -194,8 +199,8 @@ def check(
         value = float(at_ns // 1000 % 10**12)
         _write(target, server, Point(CHECK, tags, {"value": value}, at_ns), timeout_s)
         if server.kind == "victoriametrics":
-            return _with_clock(_victoria(target, at_ns, value, timeout_s), server)
-        return _with_clock(_read_back(target, server, at_ns, value, timeout_s), server)
+            return _with_clock(_victoria(target, at_ns, timeout_s, visible_within_s), server)
+        return _with_clock(_read_back(target, server, at_ns, value, timeout_s, visible_within_s), server)
     except UnreachableError as error:
         return Finding(False, str(error), error.hint, down=True, server=server)
     except AgentError as error:
@@ -218,9 +223,11 @@ def _write(target: Target, server: Server, point: Point, timeout_s: float) -> No
     raise _refused(target, reply, "a write", server)
 
 
-def _read_back(target: Target, server: Server, at_ns: int, value: float, timeout_s: float) -> Finding:
+def _read_back(
+    target: Target, server: Server, at_ns: int, value: float, timeout_s: float, visible_within_s: float
+) -> Finding:
     where = f"{server.name} at {target.url}"
-    ends_s = time.monotonic() + _VISIBLE_WITHIN_S
+    ends_s = time.monotonic() + visible_within_s
     while True:
         found = query(
             target, f'SELECT "value" FROM {quoted(CHECK)} WHERE time = {at_ns}',
@@ -246,7 +253,7 @@ def _read_back(target: Target, server: Server, at_ns: int, value: float, timeout
     )
 
 
-def _victoria(target: Target, at_ns: int, value: float, timeout_s: float) -> Finding:
+def _victoria(target: Target, at_ns: int, timeout_s: float, visible_within_s: float) -> Finding:
     """VictoriaMetrics has no InfluxQL: its own export shows the point, cut to ms."""
     note = (
         "InfluxQL is missing there: points are kept for PromQL, but infersiege's dashboards and `report "
@@ -254,7 +261,7 @@ def _victoria(target: Target, at_ns: int, value: float, timeout_s: float) -> Fin
     )
     asked = {"match[]": f"{CHECK}_value", "start": str(at_ns // 10**9 - 60), "end": str(at_ns // 10**9 + 60)}
     request(target, "/internal/force_flush", {}, timeout_s=timeout_s)  # else it shows points some seconds later
-    ends_s = time.monotonic() + _VISIBLE_WITHIN_S
+    ends_s = time.monotonic() + visible_within_s
     while time.monotonic() < ends_s:
         rows = [_json(row) for row in request(target, "/api/v1/export", asked, timeout_s=timeout_s).body.splitlines()]
         for row in rows:
