@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -726,6 +727,36 @@ def test_a_slow_server_stops_no_other() -> None:
     assert sorted(up) == sorted([(str(s.port), 0.0) for s in slow] * 2 + [(str(good.port), 1.0)] * 2)
     assert len(lines) == 5, "one line per engine, not one per scrape"
     assert "2 pages read, 0 not" in watch.summary() and "0 pages read, 2 not" in watch.summary()
+
+
+class LookingUp(Engine):
+    """An engine whose host's name is looked up until the test says so: the one thing without a deadline."""
+
+    found = threading.Event()
+
+    def scrape(self, deadline_s: float) -> Point:
+        self.found.wait(20)
+        return super().scrape(deadline_s)
+
+
+def test_a_name_server_that_hangs_stops_no_other_and_loses_no_point() -> None:
+    with scripted_server.Server(raw(text(PAGE))) as server:
+        address = Address("http", "127.0.0.1", server.port, "/metrics")
+        engines = [
+            kind(address, name, EngineSeries(host="h", instance=name, engine="vllm"), None)
+            for kind, name in ((LookingUp, "hangs"), (Engine, "works"))
+        ]
+        sink = Collected()
+        watch = Watch(engines, sink, deadline_s=0.2, tell=lambda line: None)
+        watch.step()
+        watch.step()
+        LookingUp.found.set()
+        time.sleep(0.5)
+        watch.step()
+    by_name = {name: [p.fields for p in sink.points if p.tags["instance"] == name] for name in ("hangs", "works")}
+    assert [fields["up"] for fields in by_name["works"]] == [1.0, 1.0, 1.0]
+    assert [fields["up"] for fields in by_name["hangs"]] == [0.0, 1.0, 1.0], "nothing yet, late, and in time"
+    assert by_name["hangs"][0]["error"] == "still waiting for the address of its host"
 
 
 def test_servers_that_alternate_behind_one_address_are_told_once() -> None:

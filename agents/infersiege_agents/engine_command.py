@@ -24,7 +24,6 @@ DEADLINE_S = 2.0
 """A scrape takes at most this long, and at most 0.9 of the interval."""
 
 _RESETS_TO_TELL = 5
-_LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0")
 
 _DESCRIPTION = """\
 Read what inference engines tell of themselves on their Prometheus page: running and waiting requests, KV cache,
@@ -137,7 +136,7 @@ def engines_of(args: argparse.Namespace, environ: dict[str, str]) -> list[Engine
             raise AgentError(
                 f"--url {wanted.url}: there are two of {instance}", hint="give each an --instance NAME behind its --url"
             )
-        local = address.host.startswith(_LOOPBACK)
+        local = address.host in ("localhost", "::1", "0.0.0.0") or address.host.startswith("127.")
         host = args.host or (socket.gethostname() if local else address.host)
         series = EngineSeries(host=host, instance=instance, engine=None if engine == AUTO else engine)
         engines.append(Engine(address, instance, series, _key(options.get("api_key_env"), environ)))
@@ -270,10 +269,11 @@ class Watch:
 
     def step(self) -> None:
         """Read each engine once, and hand over the points."""
+        self._hand_over()  # what came after its step had ended
         fresh = []
         for engine in self._engines:
             reader = self._readers.get(engine.instance)
-            if reader is not None and reader.is_alive():  # a host name that takes longer than the interval
+            if reader is not None:
                 self._sink.put(engine.overdue())
             else:
                 fresh.append(_Reader(engine, self._deadline_s))
@@ -282,13 +282,18 @@ class Watch:
         ends = time.monotonic() + self._deadline_s + 0.05
         for reader in fresh:
             reader.join(max(0.0, ends - time.monotonic()))
-        for reader in self._readers.values():
-            if reader.point is not None and not reader.is_alive():
-                self._sink.put(reader.point)
-                reader.point = None
+        self._hand_over()
         self._sink.tick()
         for engine in self._engines:
             self._tell_of(engine)
+
+    def _hand_over(self) -> None:
+        """The points of the readers that have ended. A reader is left only while its host's name is looked up."""
+        for instance, reader in list(self._readers.items()):
+            if not reader.is_alive():
+                del self._readers[instance]
+                if reader.point is not None:
+                    self._sink.put(reader.point)
 
     def summary(self) -> str:
         """How often each was read."""
