@@ -126,7 +126,7 @@ ROWS: list[tuple[dict[str, Any], str, str, str]] = [
         "also at a limit: power, compute",
         "all evidence is told, the nearest to the user first",
     ),
-    ({"started": 0, "ended": 0}, NOT_CLEAR, "no turn was started", "an empty stage"),
+    ({"started": 0, "ended": 0}, NOT_CLEAR, "No turn was started", "an empty stage"),
     ({"thin": ("engine 127.0.0.1:8000: 45 %",)}, NOT_CLEAR, "(engine 127.0.0.1:8000: 45 %)", "a note on holes"),
 ]  # fmt: skip
 
@@ -135,7 +135,7 @@ ROWS: list[tuple[dict[str, Any], str, str, str]] = [
 def test_the_limit_of(change: dict[str, Any], limit: str, says: str, why: str) -> None:
     found, reason = limit_of(Evidence(**{**CALM, **change}))
     assert found == limit, f"{why}: {reason}"
-    assert says in reason, reason
+    assert says.lower() in reason.lower(), reason
     assert reason.endswith(".") and "None" not in reason and "nan" not in reason
 
 
@@ -165,7 +165,7 @@ def test_utilisation_never_changes_a_limit() -> None:
 
 def test_nothing_measured_is_said_as_that() -> None:
     found, reason = limit_of(Evidence(started=10, ended=10))
-    assert (found, reason.split(";")[0]) == (NOT_CLEAR, "nothing was measured that could show a limit")
+    assert (found, reason.split(";")[0]) == (NOT_CLEAR, "Nothing was measured that could show a limit")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ import msgspec
 import pytest
 from conftest import Needs
 from databases import InfluxDB
+from infersiege_agents.engine_names import ENGINES
 
+from infersiege.channels.profiles import PROFILES
 from infersiege.emulator.process import EmulatorProcess
 from infersiege.plan.schema import Channel, Plan, Telemetry, Workload
 from infersiege.rundir import ENGINE_SERIES, GPU_SERIES, RunDirectory
@@ -261,3 +263,9 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_the_agent_knows_every_engine_that_a_plan_can_name() -> None:
+    """Each profile with a metrics page is one that `infersiege-agent engine` reads."""
+    told = {name for name, profile in PROFILES.items() if profile.metrics_path is not None}
+    assert told and told <= set(ENGINES)

@@ -105,7 +105,7 @@ def test_gp_03_a_lost_card_is_a_hole_and_is_marked(page: Page) -> None:
     data = {trace["name"]: trace for trace in page.figures["gpu-power"]["data"]}
     lost, there = data["GPU 1"], data["GPU 0"]
     for x, y, other in zip(lost["x"], lost["y"], there["y"], strict=True):
-        assert (y is None) == (60 <= x <= 98), (x, y)
+        assert (y is None) == (60 <= x < 100), (x, y)
         assert other is not None
     assert lost["connectgaps"] is False
     marks = next(trace for trace in page.figures["gpu-activity"]["data"] if trace["mode"] == "markers")

@@ -161,7 +161,7 @@ def print_resources(summary: Summary, console: Console) -> None:
             console.print(table)
     for one in stages:
         where = f" of {printable(one.stage)}" if len(stages) > 1 else ""
-        console.print(Text.assemble((f"limit{where}: {one.limit}", "bold"), f": {printable(one.limit_reason)}"))
+        console.print(Text.assemble((f"limit{where}: {one.limit}", "bold"), f". {printable(one.limit_reason)}"))
 
 
 def _rate(group: GroupSummary, name: str) -> float | None:

@@ -206,8 +206,12 @@ def limit_of(seen: Evidence) -> tuple[str, str]:
         name, reason = held[0]
         others = [other for other, _ in held[1:]]
         also = f"; also at a limit: {', '.join(others)}" if others else ""
-        return name, f"{reason}{also}{_thin(seen)}."
-    return NOT_CLEAR, f"{_nothing_near(seen)}{_thin(seen)}."
+        return name, _sentence(f"{reason}{also}{_thin(seen)}")
+    return NOT_CLEAR, _sentence(f"{_nothing_near(seen)}{_thin(seen)}")
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
 
 
 def _thin(seen: Evidence) -> str:
@@ -222,7 +226,8 @@ def _nothing_near(seen: Evidence) -> str:
     if not looked:
         return f"nothing was measured that could show a limit{lacking}"
     # A full cache for a moment, or one short wait, is no limit; but then "near" would be a lie.
-    touched = (seen.kv_use_peak or 0) >= KV_FULL or (seen.waiting_peak or 0) >= WAITING
+    most = max(WAITING, WAITING_OF_RUNNING * (seen.running_peak or 0))
+    touched = (seen.kv_use_peak or 0) >= KV_FULL or (seen.waiting_peak or 0) > most
     near = "at its limit for long" if touched else "near its limit"
     return f"no figure is {near}: {', '.join(looked)}: more load would show it{lacking}"
 
@@ -239,7 +244,7 @@ def _looked_at(seen: Evidence) -> tuple[list[str], list[str]]:
     else:
         looked.append(_waiting_words(seen))
     for found, label, name in (
-        (seen.power_capped, "time at the power cap", "power cap"),
+        (seen.power_capped, "power-capped time", "power cap"),
         (seen.dram_active, "DRAM bandwidth", "DRAM bandwidth (needs GPM: Hopper or later)"),
         (seen.tensor_active, "tensor cores", "tensor cores (GPM)"),
     ):
