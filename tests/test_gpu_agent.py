@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from fake_nvml import Rig, cards, hosts, number, slices, uuid
 from hypothesis import given
 from hypothesis import strategies as st
+from infersiege_agents.cli import parser_for
 from infersiege_agents.errors import NO_GPU, USAGE
 from infersiege_agents.gpu_fields import Field, Scalar
 from infersiege_agents.measurements import GPU, GPU_HOST
@@ -575,6 +577,14 @@ def test_a_slow_call_makes_points_late_and_never_wrong_and_is_told_once(rig: Rig
     assert len(rig.told) == 1
 
 
+def test_reading_that_takes_most_of_the_interval_still_makes_a_point_of_each(rig: Rig) -> None:
+    rig.control.update({"count": 3, "delay_us.nvmlDeviceGetTemperature": 300000})
+    rig.start()
+    points = rig.run(30)
+    assert len(hosts(points)) >= 28
+    assert [number(point, "interval") for point in cards(points, 2)][2:] == pytest.approx([1.0] * 28, abs=0.21)
+
+
 def test_where_quick_calls_are_slow_there_are_fewer_of_them(rig: Rig) -> None:
     """The driver's lock is the engine's too."""
     rig.control.update({"count": 1, "delay_us.nvmlDeviceGetUtilizationRates": 100000})
@@ -798,3 +808,13 @@ def until(true: Callable[[], bool], within_s: float = 30.0) -> None:
     while not true():
         assert time.monotonic() < ends, "did not happen in time"
         time.sleep(0.05)
+
+
+def test_every_command_of_the_readme_is_one() -> None:
+    readme = (Path(__file__).parents[1] / "agents" / "README.md").read_text(encoding="utf-8")
+    lines = [line.strip() for line in readme.splitlines() if line.startswith("    infersiege-agent ")]
+    assert len(lines) >= 8
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        parsed = parser_for(words[0]).parse_args(words)
+        assert parsed.command == words[0], line

@@ -23,8 +23,6 @@ _INVENTORY_NS = 10 * _S
 """Slices come and go while NVML runs: they are listed again this often."""
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
 """NVML is initialised again after 1, 2, 4 … 30 s while something is wrong."""
-_WELL_NS = 30 * _S
-"""After this time without a fault, the back-off begins anew."""
 
 _NVML = "NVML"
 
@@ -93,9 +91,9 @@ class GpuSampler:
             return []
         points = self._points(started)
         self._mend(started)
+        # The times are those of one row. An interval that ends late shortens the next one, at most by half.
         interval = self._ns(self._settings.interval_s)
-        passed = self._clock.monotonic_ns() - self._first_ns + self._ns(self._settings.fast_s) // 2
-        self._due_ns = self._first_ns + (passed // interval + 1) * interval
+        self._due_ns = self._first_ns + ((started - self._first_ns + interval // 2) // interval + 1) * interval
         return points
 
     def close(self) -> None:
@@ -151,7 +149,7 @@ class GpuSampler:
             self._retry_ns = None
             if self._well_from_ns is None:
                 self._well_from_ns = now
-            if now - self._well_from_ns >= _WELL_NS:
+            if now - self._well_from_ns >= self._ns(self._back_off_s):  # a card that flaps waits longer each time
                 self._back_off_s = _FIRST_RETRY_S
             if now >= self._inventory_ns:
                 self._list(fresh=False)
