@@ -201,6 +201,14 @@ def test_a_client_bound_run_is_named_as_metrics_validity_says_it(tmp_path: Any) 
     assert limit == CLIENT and "in doubt by more than" in reason and "add workers" not in reason
 
 
+def test_a_worker_without_ports_is_the_client(tmp_path: Any) -> None:
+    rows = records(12, steady_s=60)
+    place = next(i for i, row in enumerate(rows) if row.outcome is Outcome.FAILED)
+    rows[place] = msgspec.structs.replace(rows[place], error_class="client_resource")
+    limit, reason = loaded(rows, tmp_path)
+    assert limit == CLIENT and "for want of ports, files or memory" in reason
+
+
 def test_refused_turns_of_a_run_are_a_quota(tmp_path: Any) -> None:
     rows = records(12, steady_s=60, fail_share=0.0)
     refused = [row for row in records(12, steady_s=60, fail_share=0.05) if row.error_class == "overload"][:1]
