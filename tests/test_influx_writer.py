@@ -679,6 +679,50 @@ def test_a_sender_whose_writer_was_killed_delivers_and_ends(recorder: Recorder, 
     assert not list((tmp_path / "spool").iterdir())
 
 
+SYNC_SEEN = """
+import os, sys
+real = os.fsync
+def seen(descriptor):
+    print(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")), flush=True)
+    real(descriptor)
+os.fsync = seen
+from infersiege_agents.influx.sender import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("policy", "first_try", "synced"),
+    [
+        ("never", 503, 0),
+        ("waiting", 503, 2),  # the segment and its directory, once, however often it is tried
+        ("waiting", 204, 0),  # what is taken at once needs no disk that can stand a power cut
+        ("always", 204, 2),
+    ],
+)
+def test_what_waits_is_put_onto_the_disk_for_good(
+    policy: str, first_try: int, synced: int, recorder: Recorder, tmp_path: Path
+) -> None:
+    recorder.script = [(first_try, {}, b"")] * 3
+    directory, lock = spool.create(tmp_path, "run", target_of(recorder.url), 1)
+    segment = spool.SegmentFile(directory, 0)
+    segment.append(b"stream value=1.0 1\n", 1)
+    segment.seal()
+    done = subprocess.run(
+        [sys.executable, "-c", SYNC_SEEN, str(directory)],
+        input=json.dumps({"fsync": policy, "backoff_s": 0.01}) + "\nfinish 10\n",
+        capture_output=True, text=True, timeout=30, check=True, pass_fds=(lock,),
+    )  # fmt: skip
+    os.close(lock)
+    assert done.stdout.split() == ["000000000000-1.lp", directory.name][:synced]
+    assert len(recorder.requests) == (4 if first_try == 503 else 1)
+    assert not segment_files(directory)
+
+
+def segment_files(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.suffix in (".lp", ".open", ".bad")]
+
+
 class Accounts(RuleBasedStateMachine):
     """Whatever happens, in whatever order, each point is in exactly one place. The test is the sender."""
 
