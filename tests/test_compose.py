@@ -8,9 +8,11 @@ the services are started by their own commands, without containers.
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -258,6 +260,39 @@ def test_it_keeps_the_schema_of_compose_files(tmp_path: Path) -> None:
     broken = tmp_path / "docker-compose.yml"
     broken.write_text(TEXT.replace("healthcheck:", "healthchek:", 1), encoding="utf-8")
     assert not keeps_the_schema(broken), "the check itself must be able to fail"
+
+
+def test_docker_compose_itself_takes_it() -> None:
+    """Where there is one: it needs no engine to read the file, and splits and types everything as it will."""
+    found = (
+        subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=60, check=False)
+        if _docker()
+        else None
+    )
+    if found is None or found.returncode:
+        pytest.skip("no `docker compose` here; the schema and the tests below stand in for it")
+    environment = filled_environment(WORKERS="3", RUN_OPTIONS="--gate --set load.users=9")
+    command = ["docker", "compose", "--env-file", os.devnull, "--profile", "*", "config", "--format", "json"]
+
+    def ask(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    read = ask(environment)
+    assert read.returncode == 0, read.stderr
+    services = json.loads(read.stdout)["services"]
+    assert services.keys() == SERVICES.keys()
+    for name, service in SERVICES.items():
+        if "command" in service:
+            assert services[name]["command"] == words(service["command"], environment), name
+    assert services["worker"]["scale"] == 3
+    missing = ask(environment | {"GRAFANA_PASSWORD": ""})
+    assert missing.returncode != 0 and "GRAFANA_PASSWORD is missing a value: set it in .env" in missing.stderr
+
+
+def _docker() -> bool:
+    return shutil.which("docker") is not None
 
 
 def test_it_has_the_services_that_were_asked_for() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import gevent
 import msgspec
 import pytest
+from siege import Siege, plan_text
 
 from infersiege.errors import UsageError
 from infersiege.report.live import LiveState
@@ -285,6 +286,19 @@ def test_closing_twice_or_without_a_start_does_nothing() -> None:
     page.close()
     page.close()
     assert page.port == 0
+
+
+@pytest.mark.parametrize(("address", "fault"), [("{taken}", "can't listen there"), ("8089", "not an address")])
+def test_a_run_whose_page_can_not_be_shown_does_not_begin(siege: Siege, address: str, fault: str) -> None:
+    """A mistake on the command line: no request was sent, and no run directory is left."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = address.format(taken=f"127.0.0.1:{taken.getsockname()[1]}")
+        plan, out = siege.folder / "plan.toml", siege.folder / "run"
+        plan.write_text(plan_text("http://127.0.0.1:9/v1"), encoding="utf-8")
+        code, said = siege.command("run", str(plan), "--out", str(out), "--web", address)
+    assert code == 2, said
+    assert said.startswith(f"error: --web {address}: {fault}"), said
+    assert len(said.splitlines()) == 2 and not out.exists()
 
 
 @pytest.mark.slow
