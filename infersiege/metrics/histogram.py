@@ -180,13 +180,16 @@ class Histogram:
         return f"Histogram(n={self.n}, min={self.min}, max={self.max})"
 
 
-def percentiles(counts: Mapping[int, int], shares: Sequence[float]) -> list[int | None]:
+def percentiles(
+    counts: Mapping[int, int], shares: Sequence[float], indexes: Sequence[int] | None = None
+) -> list[int | None]:
     """`Histogram.from_sparse(counts).percentile(q)` in ns for each share, in one pass over the buckets.
 
-    All None when nothing is counted. Counts must not be negative.
+    All None when nothing is counted. Counts must not be negative. `indexes`: the buckets in rising order, from a caller
+    that keeps them so.
     """
-    indexes = sorted(counts)
-    below = list(accumulate(counts[index] for index in indexes))
+    indexes = sorted(counts) if indexes is None else indexes
+    below = list(accumulate(map(counts.__getitem__, indexes)))
     n = below[-1] if below else 0
     if not n:
         return [None] * len(shares)

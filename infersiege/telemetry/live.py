@@ -6,6 +6,7 @@ again replaces what was there: each `tick` gives the seconds that changed, whole
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import NamedTuple, TypeVar
@@ -61,13 +62,42 @@ def cuts_of(row: WindowRow) -> tuple[Series, ...]:
     )
 
 
+class _Buckets:
+    """A sparse histogram whose buckets stay in order: seconds are many, and each asks for its percentiles."""
+
+    __slots__ = ("_counts", "_order", "n")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._order: list[int] = []
+        self.n = 0
+
+    def add(self, counts: Mapping[int, int], sign: int) -> None:
+        mine = self._counts
+        for bucket, count in counts.items():
+            before = mine.get(bucket)
+            if before is None:
+                insort(self._order, bucket)
+                mine[bucket] = sign * count
+            elif before + sign * count:
+                mine[bucket] = before + sign * count
+            else:
+                del mine[bucket]
+                del self._order[bisect_left(self._order, bucket)]
+            self.n += sign * count
+
+    def percentiles(self) -> list[int | None]:
+        """In ns, by `measurements.LIVE_STATS`."""
+        return percentiles(self._counts, _SHARES, self._order)
+
+
 class _Distributions:
     """Sparse histograms of the live metrics over a span of time, with the outcomes beside them."""
 
     __slots__ = ("cancelled", "counts", "ok")
 
     def __init__(self) -> None:
-        self.counts: tuple[dict[int, int], ...] = tuple({} for _ in _METRICS)
+        self.counts = tuple(_Buckets() for _ in _METRICS)
         self.ok = 0
         self.cancelled = 0
 
@@ -76,12 +106,7 @@ class _Distributions:
         self.ok += sign * row.ok
         self.cancelled += sign * row.cancelled
         for counts, metric in zip(self.counts, _METRICS, strict=True):
-            for bucket, count in getattr(row, metric).items():
-                left = counts.get(bucket, 0) + sign * count
-                if left:
-                    counts[bucket] = left
-                else:
-                    counts.pop(bucket, None)
+            counts.add(getattr(row, metric), sign)
 
     def fields(self, over: str) -> Iterator[tuple[str, float | int | None]]:
         """Percentiles in ms with their n, by field name. None below a statistic's floor (p99: 100 values), and where
@@ -89,13 +114,12 @@ class _Distributions:
         ended = self.ok + self.cancelled
         cut_share = self.cancelled / ended if ended else 0.0
         for metric, counts, censored in zip(_METRICS, self.counts, _CENSORED, strict=True):
-            n = sum(counts.values())
-            values = percentiles(counts, _SHARES)
+            values = counts.percentiles()
             for stat, value, share, floor in zip(measurements.LIVE_STATS, values, _SHARES, _FLOORS, strict=True):
-                hidden = n < floor or (censored and cut_share > 1 - share + 1e-12)
+                hidden = counts.n < floor or (censored and cut_share > 1 - share + 1e-12)
                 known = None if hidden or value is None else value / NS_PER_MS
                 yield f"{metric}_{stat}_{over}_ms", known
-            yield f"{metric}_n_{over}", n
+            yield f"{metric}_n_{over}", counts.n
 
 
 class _Second:

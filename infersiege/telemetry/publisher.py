@@ -26,9 +26,13 @@ EVERY_NS = 1_000_000_000
 """Between two rows of live figures."""
 
 EXACT_WITHIN_S = 4.0
-"""Time to write every second of a run again. A run of many hours has more of them than fit: the rest stays live."""
+EXACT_SHARE = 0.01
+"""Time to write every second of a run again: so long, and in a long run this share of its own time (a second of ten
+scenarios and channels takes about 0.3 % of one). What does not fit stays as it was known while the run went on."""
 PATIENCE_S = 8.0
 """Time for the database to take what waits when the run is over; the rest stays in the spool."""
+PATIENCE_AWAY_S = 3.0
+"""The same for one that was not there already: it is not worth a long wait."""
 EARLY_EVENTS = 100
 """Events before the load begins are kept for when it does; a run that never begins is not in the database."""
 
@@ -161,20 +165,20 @@ class Publisher:
             alive, expected = self._workers
             at_ns = max(summary.ended_ns, self._at_ns + 1)
             self._put([self._gauges.point(at_ns, elapsed_ns=None, alive=alive, expected=expected)])
-            self._put_exact(file, windows)
+            self._put_exact(file, windows, within_s=(summary.ended_ns - file.started_ns) / 1e9 * EXACT_SHARE)
 
-    def _put_exact(self, file: PlanFile, windows: Iterable[WindowRow]) -> None:
+    def _put_exact(self, file: PlanFile, windows: Iterable[WindowRow], *, within_s: float) -> None:
         if self._live is None or file.started_ns is None or self._writer is None:
             return
         steady_ns = file.stages[0].steady_started_ns if file.stages else file.started_ns
         points = exact_points(
             self._run, windows, started_ns=file.started_ns, steady_ns=steady_ns, written=self._live.written
         )
-        ends = self._clock() + EXACT_WITHIN_S
+        ends = self._clock() + max(EXACT_WITHIN_S, within_s)
         while batch := list(islice(points, _BATCH)):
             self._put(batch)
             self._writer.tick()
-            if self._clock() > ends:
+            if self._clock() > ends and len(batch) == _BATCH:
                 until = time.strftime("%H:%M:%SZ", time.gmtime(batch[-1].at_ns / 1e9))
                 self.warnings.append(
                     f"InfluxDB has exact seconds up to {until}; later ones are as they were known while the run went on"
@@ -189,7 +193,8 @@ class Publisher:
         writer, self._writer = self._writer, None
         if writer is None:
             return self._account
-        counters = writer.close(within_s)
+        away = writer.problem is not None and not writer.counters().rejected  # what refuses is there
+        counters = writer.close(min(within_s, PATIENCE_AWAY_S) if away else within_s)
         self._taken_up += counters.taken_up
         before = self._account
         self._account = TelemetryAccount(
@@ -201,7 +206,7 @@ class Publisher:
             dropped=counters.dropped + (before.dropped if before else 0),
             left_out=counters.left_out + (before.left_out if before else 0),
             spool=str(writer.spool),
-            problem=writer.problem,
+            problem=_without(writer.target.token, writer.problem),
         )
         return self._account
 
@@ -235,6 +240,11 @@ class Publisher:
         if writer is not None:
             for point in points:
                 writer.put(point)
+
+
+def _without(token: str, said: str | None) -> str | None:
+    """What a database said, in case that it repeats the token."""
+    return said.replace(token, "[token]") if said is not None and token else said
 
 
 def account_line(account: TelemetryAccount, *, taken_up: int = 0) -> str:
