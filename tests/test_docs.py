@@ -131,7 +131,7 @@ def plans() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "text"), list(plans()), ids=lambda value: value if "\n" not in value else "")
 def test_every_plan_that_is_shown_can_be_loaded(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(text, encoding="utf-8")
-    keys = dict.fromkeys(re.findall(r'api_key_env = "(\w+)"', text), "a-key")
+    keys = dict.fromkeys(re.findall(r'(?:api_key|influx_token)_env = "(\w+)"', text), "a-key")
     assert load_plan(tmp_path / "plan.toml", (), keys).workloads
 
 
