@@ -37,9 +37,11 @@ static int order(int*o){const char*v=gets_("order"); int n=0; if(!v) return -1; 
 static int count(void){int o[16],n=order(o); if(n>=0) return n; const char*v=gets_("count"); return v?atoi(v):2;}
 static int card_at(int i){int o[16],n=order(o); return n<0?i:o[i];}
 static int index_of(int g){int o[16],n=order(o); for(int i=0;i<n;i++) if(o[i]==g) return i; return n<0?g:-1;}
+static int slice_there(int g,int i){if(i>=getd(0,"mig.%d%s",g,"")) return 0; char k[32]; snprintf(k,32,"mig.%d.%d",g,i); const char*v=gets_(k); return !v||atoi(v);}
 static R pre(const char*fn,struct dev*d){ calls++; load(); char k[80]; const char*v; snprintf(k,80,"delay_us.%s",fn); if((v=gets_(k))){ if(vt>0) vt+=atof(v)/1e6; else usleep(atoi(v)); }
   if(!inited) return UNINIT; if((v=gets_("epoch"))&&atol(v)!=epoch0) return UNKNOWN;
   snprintf(k,80,"rc.%s",fn); if((v=gets_(k))) return atoi(v);
+  if(d&&d->mig>=0&&!slice_there(d->i,d->mig)) return NOTFOUND;
   if(d){ snprintf(k,80,"rc.%d",d->i); if((v=gets_(k))) return atoi(v); snprintf(k,80,"rc.%d.%s",d->i,fn); if((v=gets_(k))) return atoi(v);} return OK;}
 #define PRE(d) do{R r_=pre(__func__,(struct dev*)(d)); if(r_) return r_;}while(0)
 #define D ((struct dev*)d)
@@ -80,7 +82,7 @@ R nvmlDeviceGetTotalEccErrors(void*d,u t,u c,ull*x){PRE(d); *x=G(D->i,t?"ecc1":"
 R nvmlDeviceGetNvLinkState(void*d,u l,u*x){PRE(d); if(l>=18) return INVAL; *x=1; return OK;}
 R nvmlDeviceGetMigMode(void*d,u*c,u*p){PRE(d); *c=*p=getd(0,"mig.%d%s",D->i,"")>0; return OK;}
 R nvmlDeviceGetMaxMigDeviceCount(void*d,u*n){PRE(d); *n=7; return OK;}
-R nvmlDeviceGetMigDeviceHandleByIndex(void*d,u i,void**o){PRE(d); if(i>=getd(0,"mig.%d%s",D->i,"")) return NOTFOUND; char k[32]; snprintf(k,32,"mig.%d.%u",D->i,i); const char*v=gets_(k); if(v&&!atoi(v)) return NOTFOUND; migs[D->i][i]=(struct dev){D->i,i}; *o=&migs[D->i][i]; return OK;}
+R nvmlDeviceGetMigDeviceHandleByIndex(void*d,u i,void**o){PRE(d); if(!slice_there(D->i,i)) return NOTFOUND; migs[D->i][i]=(struct dev){D->i,i}; *o=&migs[D->i][i]; return OK;}
 R nvmlDeviceGetGpuInstanceId(void*d,u*i){PRE(d); if(D->mig<0) return INVAL; *i=D->mig+1; return OK;}
 R nvmlDeviceGetComputeInstanceId(void*d,u*i){PRE(d); if(D->mig<0) return INVAL; *i=0; return OK;}
 struct proc{u pid; ull used; u gi,ci;};
@@ -101,12 +103,12 @@ R nvmlGpmSampleGet(void*d,struct gs*s){PRE(d); if(getd(0,"mig.%d%s",D->i,"")>0) 
 R nvmlGpmMigSampleGet(void*d,u gi,struct gs*s){PRE(d); s->t=now(); s->g=D->i; return OK;}
 R nvmlGpmMetricsGet(struct gmg*m){PRE(0); for(u i=0;i<m->n;i++){int g=m->s1->g; m->m[i].ret=OK; double x; switch(m->m[i].id){case 1: x=util(g);break; case 2: x=G(g,"sm",util(g)*.8);break; case 3: x=G(g,"occ",31);break; case 5: x=G(g,"tensor",22);break; case 10: x=G(g,"dram",util(g)*.7);break; case 20: x=240;break; case 21: x=870;break; case 60: case 61: x=5000;break; default: m->m[i].ret=NOTSUP; x=0;} m->m[i].v=x; m->m[i].a=m->m[i].b=m->m[i].c="fake";} return OK;}
 static int xids_seen; /* an event is told once, whoever waits */
-struct es{int seen;}; struct ev{void*d; ull type,data; u gi,ci;};
+struct es{int seen; u cards;}; /* cards: bits of those that were registered */ struct ev{void*d; ull type,data; u gi,ci;};
 R nvmlEventSetCreate(struct es**s){PRE(0); samples++; *s=calloc(1,sizeof **s); (*s)->seen=xids_seen; return OK;}
 R nvmlEventSetFree(struct es*s){samples--; free(s); return OK;}
-R nvmlDeviceRegisterEvents(void*d,ull t,struct es*s){PRE(d); return OK;}
+R nvmlDeviceRegisterEvents(void*d,ull t,struct es*s){PRE(d); s->cards|=1u<<D->i; return OK;}
 R nvmlDeviceGetSupportedEventTypes(void*d,ull*t){PRE(d); *t=8|1|2; return OK;}
-R nvmlEventSetWait_v2(struct es*s,struct ev*e,u ms){PRE(0); double end=now()+ms/1e3; do{ load(); char k[32]; snprintf(k,32,"xid.%d",s->seen+1); const char*v=gets_(k); if(v){xids_seen=++s->seen; int g=0,c=0; sscanf(v,"%d:%d",&g,&c); devs[g].i=g; devs[g].mig=-1; *e=(struct ev){&devs[g],8,c,~0u,~0u}; return OK;} if(!ms) break; usleep(2000);}while(now()<end); return TIMEOUT;}
+R nvmlEventSetWait_v2(struct es*s,struct ev*e,u ms){PRE(0); double end=now()+ms/1e3; do{ load(); char k[32]; snprintf(k,32,"xid.%d",s->seen+1); const char*v=gets_(k); if(v){xids_seen=++s->seen; int g=0,c=0; sscanf(v,"%d:%d",&g,&c); if(!(s->cards>>g&1)) continue; devs[g].i=g; devs[g].mig=-1; *e=(struct ev){&devs[g],8,c,~0u,~0u}; return OK;} if(!ms) break; usleep(2000);}while(now()<end); return TIMEOUT;}
 R nvmlSystemGetCudaDriverVersion(int*v){*v=13000; return OK;}
 R nvmlDeviceGetGraphicsRunningProcesses_v3(void*d,u*n,struct proc*p){PRE(d); *n=0; return OK;}
 R nvmlDeviceGetFanSpeed(void*d,u*x){return NOTSUP;}

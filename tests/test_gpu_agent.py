@@ -264,6 +264,32 @@ UNSUPPORTED = [
 ]  # fmt: skip
 
 
+def test_a_counter_that_goes_back_or_leaps_gives_no_value_once(rig: Rig) -> None:
+    rig.control.update({"count": 1, "0.ecc0": 1000, "0.power": 100000})
+    rig.start()
+    rig.run(200)
+    rig.control.update({"0.ecc0": 5, "0.power": 600000})  # the stand-in's energy is power x time: it leaps by 100 kJ
+    points = cards(rig.run(2))
+    rig.control.update({"0.ecc0": 7, "0.power": 100000})
+    points += cards(rig.run(2))
+    assert [point.fields.get("ecc_corrected") for point in points] == [None, 0, 2, 0]
+    assert [point.fields.get("energy_j") for point in points] == [
+        None, pytest.approx(600, rel=0.01), None, pytest.approx(100, rel=0.01),
+    ]  # fmt: skip
+
+
+def test_an_agent_that_was_held_up_says_how_long_the_interval_was(rig: Rig) -> None:
+    rig.control.update({"count": 1, "0.power": 200000})
+    rig.start()
+    rig.run(2)
+    rig.clock.go_to(5.5)  # nothing ran for 3.5 s
+    late = cards(rig.run(4))
+    assert number(late[0], "interval") == pytest.approx(3.6, abs=0.11)
+    assert number(late[0], "energy_j") == pytest.approx(200 * number(late[0], "interval"), rel=0.01)
+    assert len(late) == 1, "what passed is not made up for"
+    assert number(cards(rig.run(2))[-1], "interval") == pytest.approx(1.0, abs=0.01)
+
+
 @pytest.mark.parametrize(("key", "absent", "there"), UNSUPPORTED, ids=[row[0] for row in UNSUPPORTED])
 def test_what_a_card_does_not_have_is_absent_and_never_0(rig: Rig, key: str, absent: set[str], there: set[str]) -> None:
     rig.control.update({"count": 1, key: 0 if key == "0.gpm" else NOT_SUPPORTED})
@@ -522,6 +548,15 @@ def test_slices_come_and_go_without_a_fault(rig: Rig) -> None:
     assert rig.told == []
 
 
+def test_a_slice_without_gpm_for_a_moment_is_not_lost(rig: Rig) -> None:
+    rig.control.update({"count": 1, "mig.0": 1})
+    rig.start()
+    rig.run(1)
+    rig.control.update({"rc.nvmlGpmMigSampleGet": TIMED_OUT})
+    (point,) = slices(rig.run(1))
+    assert point.fields["ok"] == 1 and "sm_active" not in point.fields and "memory_used_mean_bytes" in point.fields
+
+
 def test_slices_of_a_lost_card_are_lost_with_it(rig: Rig) -> None:
     rig.control.update({"count": 1, "mig.0": 2})
     rig.start()
@@ -546,6 +581,15 @@ def test_xid_events_are_of_their_card_and_of_their_interval(rig: Rig) -> None:
     assert [point.fields.get("xid") for point in cards(points, 1)] == [43, None, None, None]
     assert [point.fields["xid_count"] for point in cards(points, 1)] == [2, 0, 0, 0]
     assert [point.fields["xid_count"] for point in cards(points, 0)] == [0, 1, 0, 0]
+
+
+def test_xid_events_are_heard_after_a_restart_of_the_driver(rig: Rig) -> None:
+    rig.start()
+    rig.run(2)
+    rig.control.update({"epoch": 2})
+    rig.run(10)
+    rig.control.update({"xid.1": "1:31"})
+    assert [point.fields.get("xid") for point in cards(rig.run(1))] == [None, 31]
 
 
 def test_the_xid_that_took_a_card_away_is_in_its_error(rig: Rig) -> None:
