@@ -216,13 +216,13 @@ class Card:
             self._interval.add(values)
 
     def point(self, host: str, meminfo: Path, more: Mapping[str, float | None], note: str = "") -> Point:
-        """Read everything, close the interval, and give its point, at the middle of the interval.
+        """Read everything, close the interval, and give its point, stamped with the interval's end.
 
         `more` are fields known from elsewhere (Xid events); `note` is added to the error text.
         """
         started = self._clock.monotonic_ns()
         duration_ns, self._began_ns = max(started - self._began_ns, 0), started
-        at_ns = self._clock.time_ns() - duration_ns // 2
+        at_ns = self._clock.time_ns()
         values = self._read_now(started) if self._place is not None else {}
         interval, self._interval = self._interval, Interval()
         tags = self.identity.tags(host)

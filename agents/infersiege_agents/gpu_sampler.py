@@ -1,8 +1,8 @@
 """Samples all GPUs and MIG slices of this host: quick samples often, a point of each per interval, faults per card.
 
 One thread, no waiting of its own: `step` is called each `fast_s` seconds (loop.run_every) and returns the points of an
-interval when it is over. The points' time is the middle of their interval, on the wall clock; its length comes from
-the monotonic clock, so that a step of the wall clock moves points and changes no figure.
+interval when it is over. The points' time is the end of their interval on the wall clock, as in every series of ours;
+its length comes from the monotonic clock, so that a step of the wall clock moves points and changes no figure.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class GpuSampler:
 
     def _points(self, started: int) -> list[Point]:
         """Close the interval."""
-        interval_ns, self._began_ns = started - self._began_ns, started
-        at_ns = self._clock.time_ns() - interval_ns // 2
+        self._began_ns = started
+        at_ns = self._clock.time_ns()
         xids = self._events.take() if self._fault is None else {}
         points = {uuid: self._point(card, xids.get(uuid, [])) for uuid, card in self._cards.items()}
         if any(card.fault is not None and card.identity.mig_parent for card in self._cards.values()):

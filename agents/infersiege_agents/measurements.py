@@ -1,5 +1,6 @@
 """Every measurement that infersiege writes to InfluxDB: the one table behind writers, dashboards and docs/grafana.md.
 
+A point is stamped with the end of the interval that it stands for; a window with the second that it is.
 Numbers are floats, shares are ratios from 0 to 1, counts are per interval (never a running total), so that
 `sum() / interval` is right whatever the interval of a panel is. Tags of a measurement are always all there.
 """
