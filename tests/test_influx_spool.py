@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from infersiege_agents.errors import AgentError
-from infersiege_agents.influx import spool, spool_directory, target_of
+from infersiege_agents.influx import DurableWriter, spool, spool_directory, target_of
+from infersiege_agents.points import Point
 
 TARGET = target_of("http://127.0.0.1:8086", bucket="perf", org="acme", token="secret")
 
@@ -162,3 +163,31 @@ def test_the_disk_that_a_spool_takes_counts_blocks_of_all_others(tmp_path: Path)
     assert spool.disk_use(tmp_path / "nowhere", own) == 0
     os.close(lock)
     os.close(other_lock)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "why"),
+    [
+        ("other-1-2", "data.txt", "the name of a writer's directory, but no meta.json: not a writer's"),
+        ("run-1-2", "notes.txt", "a writer's, but somebody put a file of theirs into it"),
+        (".draft-1-2", "data.txt", "the name of a draft, with a file that no writer makes"),
+        ("worker-spool", "journal.jsonl", "anything else that shares the directory"),
+    ],
+)
+def test_what_others_keep_in_the_spool_is_left_alone(name: str, file: str, why: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / file).write_text("precious")
+    if name == "run-1-2":
+        (folder / "meta.json").write_text('{"url": "http://127.0.0.1:1", "org": "", "bucket": "infersiege"}')
+    os.utime(folder, (0, 0))
+    target = target_of("http://127.0.0.1:1")
+    writer = DurableWriter(target, tmp_path, source="test")
+    writer.start()
+    writer.put(Point("m", {}, {"value": 1.0}, 1))
+    writer.close(2)
+    spool.remove_abandoned(tmp_path)
+    for directory in spool.writers(tmp_path):
+        spool.remove_finished(directory)
+    assert (folder / file).read_text() == "precious", why
+    assert name == "run-1-2" or not (folder / "lock").exists(), "nothing is put there either"

@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 EXAMPLES = """\
 examples:
   infersiege-agent gpu --influx-url http://10.0.0.5:8086
-  infersiege-agent engine vllm=http://127.0.0.1:8000 --influx-url http://10.0.0.5:8086
+  infersiege-agent engine --url http://127.0.0.1:8000 --influx-url http://10.0.0.5:8086
   infersiege-agent csv smi.csv --host gpu-3 --out gpu.jsonl
   infersiege-agent check --influx-url http://10.0.0.5:8086
 

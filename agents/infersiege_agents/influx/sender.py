@@ -112,16 +112,15 @@ class Sender:
             if directory == self._own or directory in self._locks:
                 continue
             owner = spool.owner(directory)
-            if owner is not None and owner.identity != self._target.identity:
+            if owner is None or owner.identity != self._target.identity:
                 continue
             with contextlib.suppress(OSError):
                 if (lock := spool.claim(directory)) is None:
                     continue
-                if owner is not None:
-                    spool.recover(directory)
-                    if spool.listing(directory).waiting:
-                        self._locks[directory] = lock
-                        continue
+                spool.recover(directory)
+                if spool.listing(directory).waiting:
+                    self._locks[directory] = lock
+                    continue
                 spool.remove_finished(directory)
                 os.close(lock)
         spool.remove_abandoned(self._own.parent)

@@ -30,6 +30,9 @@ BLOCK_BYTES = 4096
 """What a small file takes on disk."""
 _SEGMENT = re.compile(r"(\d{12})-(\d+)\.(lp|bad)")
 _OPEN = re.compile(r"(\d{12})\.open")
+_WRITER = re.compile(r"[A-Za-z0-9_.]+-\d+-\d+")
+_OURS = re.compile(r"lock|(meta|status)\.json(\.tmp)?|sender\.log|\d{12}-\d+\.(lp|bad|why)(\.tmp)?|\d{12}\.open")
+"""Files that a writer or its sender makes. A directory that holds anything else is never removed."""
 _ABANDONED_S = 60.0
 """A directory that nobody finished to set up is removed when it is older than this."""
 
@@ -126,15 +129,15 @@ def owner(directory: Path) -> Target | None:
 
 
 def writers(spool: Path) -> Iterator[Path]:
-    """Directories of writers below the spool, oldest name first."""
+    """Directories of writers below the spool, oldest name first. What others keep there is left alone."""
     try:
         with os.scandir(spool) as entries:
             names = sorted(
-                entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
+                entry.name for entry in entries if _WRITER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
             )
     except FileNotFoundError:
         return
-    yield from (spool / name for name in names)
+    yield from (spool / name for name in names if (spool / name / "meta.json").is_file())
 
 
 def listing(directory: Path) -> Listing:
@@ -194,9 +197,10 @@ def set_aside(segment: Segment, lines: list[bytes], words: str) -> None:
 def remove_finished(directory: Path) -> bool:
     """Removes a directory in which nothing waits and nothing was set aside. The caller holds the lock."""
     try:
-        if any(path.suffix in (".lp", ".open", ".bad") for path in directory.iterdir()):
+        files = list(directory.iterdir())
+        if any(path.suffix in (".lp", ".open", ".bad") or not _OURS.fullmatch(path.name) for path in files):
             return False
-        for path in directory.iterdir():
+        for path in files:
             if path.name != "lock":
                 path.unlink()
         (directory / "lock").unlink(missing_ok=True)
@@ -210,6 +214,8 @@ def remove_abandoned(spool: Path) -> None:
     """Removes directories whose writer died while it set them up."""
     with contextlib.suppress(OSError):
         for draft in spool.glob(".*-*-*"):
+            if not _WRITER.fullmatch(draft.name[1:]) or not all(_OURS.fullmatch(path.name) for path in draft.iterdir()):
+                continue
             if time.time() - draft.stat().st_mtime < _ABANDONED_S:
                 continue
             if (lock := claim(draft)) is not None:
