@@ -107,3 +107,11 @@ def test_windows_hold_every_turn_once_in_any_order(records: list[TurnRecord], ra
     shuffled = list(records)
     random_.shuffle(shuffled)
     assert windows(shuffled) == rows
+
+
+def test_a_session_that_thinks_when_the_load_ends_is_alive_until_the_last_answer() -> None:
+    quick = make.streamed(0.0, [500.0], session_id="a", closed_ns=make.T0 + make.SECOND // 2)
+    slow = make.streamed(0.0, [500.0, 4200.0], session_id="b", closed_ns=make.T0 + 4 * make.SECOND + 1)
+    rows = windows([quick, slow, make.skipped(Reason.RUN_END, 60_000.0, session_id="a", turn=1)])
+    users = {row.second - SECOND0: row.users for row in rows if row.users}
+    assert users == {0: 2, 1: 2, 2: 2, 3: 2}

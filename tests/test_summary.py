@@ -523,6 +523,28 @@ def test_retry_after_is_a_pause_that_the_server_asked_for() -> None:
     assert any("not delivered" in reason for reason in summarise(life(None), make.facts(loads=loads)).invalid)
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "users", "why"),
+    [
+        (Reason.RUN_END, 4.0, "the end of the load met all four in their think time: they were there until then"),
+        (Reason.INTERRUPTED, 4.0, "so did Ctrl-C"),
+        (Reason.AFTER_FAILURE, 0.4, "their sessions were over after a second: nobody thinks any more"),
+    ],
+)
+def test_a_user_who_thinks_when_the_load_ends_was_alive(
+    reason: Reason, users: float, why: str, backwards: bool
+) -> None:
+    records = []
+    for name in ("a", "b", "c", "d"):
+        records.append(make.streamed(0.0, [500.0, 1000.0], session_id=name, closed_ns=make.T0 + make.SECOND))
+        records.append(make.skipped(reason, 60_000.0, session_id=name, turn=1))
+    loads = (AskedLoad(mode="closed", users=4),)
+    found = summarise(reversed(records) if backwards else records, make.facts(loads=loads))
+    assert found.groups[0].rates["users"] == pytest.approx(users), why
+    assert bool([reason for reason in found.invalid if "users" in reason]) == (users < 4), why
+
+
 def test_users_that_are_gone_are_missed_also_when_others_fail() -> None:
     """What a failure excuses is its own pause: three of four users, two of whom see failures, are three."""
     records = [turn for _ in range(2) for turn in one_user(outage(250))]

@@ -149,6 +149,9 @@ def _begin_by(steady: tuple[SteadyWindow, ...], stage: str) -> int:
     return max(ends, default=0)
 
 
+_CUT_SHORT = (Reason.RUN_END, Reason.INTERRUPTED)
+
+
 class Flow:
     """What happened when, on one (scenario, channel): turns of all phases."""
 
@@ -169,6 +172,8 @@ class Flow:
         self.session_pause: array[int] = array("q")
         """How long its user may wait before the next one without being gone: 0 unless the session ended in failure."""
         self._sessions: dict[str, int] = {}
+        self._thinking: dict[str, int] = {}
+        """Sessions that the end of the load met between two turns -> when their next turn was due."""
         self.tokens: list[int] = [0] * len(windows)
         """By window: tokens of turns whose answer lies wholly inside one."""
         self.token_parts: tuple[array[float], ...] = tuple(array("d") for _ in windows)
@@ -179,6 +184,8 @@ class Flow:
     def add(self, turn: TurnRecord) -> None:
         if turn.attempt_ns is not None:
             self._session(turn)
+        elif turn.reason in _CUT_SHORT:
+            self._thought(turn)
         if turn.sent_ns is not None:
             self.sent.append(turn.sent_ns)
             if turn.closed_ns is not None:
@@ -201,12 +208,21 @@ class Flow:
         index = self._sessions.setdefault(turn.session_id, len(self.session_start))
         if index == len(self.session_start):
             self.session_start.append(turn.due_ns)
-            self.session_end.append(end_ns)
+            self.session_end.append(max(end_ns, self._thinking.pop(turn.session_id, end_ns)))
             self.session_pause.append(pause_ns)
             return
         self.session_pause[index] = max(self.session_pause[index], pause_ns)
         self.session_start[index] = min(self.session_start[index], turn.due_ns)
         self.session_end[index] = max(self.session_end[index], end_ns)
+
+    def _thought(self, turn: TurnRecord) -> None:
+        """Its user was alive, and thinking, when the load ended: up to then it was load that was asked for."""
+        index = self._sessions.get(turn.session_id)
+        if index is None:
+            known = self._thinking.get(turn.session_id, turn.due_ns)
+            self._thinking[turn.session_id] = max(known, turn.due_ns)
+        else:
+            self.session_end[index] = max(self.session_end[index], turn.due_ns)
 
     def _credit(self, turn: TurnRecord, tokens: int) -> None:
         """Give a turn's tokens to the windows in which they arrived.

@@ -11,7 +11,7 @@ from infersiege.metrics import turn as of
 from infersiege.metrics.facts import RequestLimit
 from infersiege.metrics.goodput import TurnLimits
 from infersiege.metrics.histogram import bucket_of
-from infersiege.records import Outcome, Phase, TurnRecord, WindowRow
+from infersiege.records import Outcome, Phase, Reason, TurnRecord, WindowRow
 
 SECOND_NS = 1_000_000_000
 
@@ -158,23 +158,29 @@ def windows(
     streams = streamed or {}
     series: dict[Key, _Series] = {}
     sessions: dict[tuple[str, str, str], list[tuple[int, int, Key]]] = {}
+    thinking: dict[tuple[str, str, str], int] = {}
+    last_ns = 0
     for turn in turns:
         key = (turn.scenario, turn.channel, turn.stage, turn.phase)
         if key not in series:
             series[key] = _Series(key, TurnLimits(limits, key[:3], streamed=streams.get(turn.channel, True)))
         series[key].add(turn)
+        session = (turn.scenario, turn.channel, turn.session_id)
         if turn.attempt_ns is not None and turn.closed_ns is not None:
-            session = (turn.scenario, turn.channel, turn.session_id)
             sessions.setdefault(session, []).append((turn.due_ns, turn.closed_ns, key))
-    for parts in sessions.values():
-        _alive(sorted(parts), series)
+            last_ns = max(last_ns, turn.closed_ns)
+        elif turn.reason in (Reason.RUN_END, Reason.INTERRUPTED):
+            thinking[session] = max(turn.due_ns, thinking.get(session, turn.due_ns))
+    for session, parts in sessions.items():
+        # One that the end of the load met in its think time was alive until then.
+        _alive(sorted(parts), series, until_ns=min(thinking.get(session, 0), last_ns))
     rows = [row for one in series.values() for row in one.rows()]
     return sorted(rows, key=lambda row: (row.second, row.scenario, row.channel, row.stage, row.phase))
 
 
-def _alive(parts: list[tuple[int, int, Key]], series: dict[Key, _Series]) -> None:
+def _alive(parts: list[tuple[int, int, Key]], series: dict[Key, _Series], *, until_ns: int) -> None:
     """Count one session as a user of each turn's key from its due time to the next turn's, think time included."""
     for index, (due_ns, closed_ns, key) in enumerate(parts):
-        end_ns = parts[index + 1][0] if index + 1 < len(parts) else max(closed_ns, due_ns)
+        end_ns = parts[index + 1][0] if index + 1 < len(parts) else max(closed_ns, due_ns, until_ns)
         series[key].users[due_ns // SECOND_NS] += 1
         series[key].users[end_ns // SECOND_NS] -= 1
