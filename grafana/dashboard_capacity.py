@@ -7,6 +7,7 @@ from panels import (
     SHARE,
     TOKENS_PER_S,
     TURNS_PER_S,
+    WARMUP,
     Json,
     coloured,
     layout,
@@ -20,8 +21,8 @@ from panels import (
 from shell import channel, dashboard, engine, gpu, host, run, scenario
 
 WHERE = f"{q.RUN} AND {q.CUT}"
-STEADY = f"{WHERE} AND \"phase\" = 'steady'"
 EACH_STAGE = "\"scenario\" = 'all' AND \"channel\" = 'all' AND \"stage\" != 'all'"
+PHASES = f"{WHERE} AND {q.MEASURED}"
 STAGES = f"{q.RUN} AND {EACH_STAGE}"
 WINDOW = "infersiege_window"
 CARD = ("host", "uuid")
@@ -131,6 +132,14 @@ def dots() -> list[Json]:
     ]
 
 
+def _alike(colours: dict[str, str]) -> list[Json]:
+    """One colour for all series whose name begins so."""
+    return [
+        override(f"^{start}.*", regex=True, color={"mode": "fixed", "fixedColor": colour})
+        for start, colour in colours.items()
+    ]
+
+
 def load_and_latency() -> list[Json]:
     return [
         timeseries(
@@ -156,17 +165,18 @@ def load_and_latency() -> list[Json]:
                 q.over_time(
                     WINDOW,
                     {"client p50": 'last("ttft_p50_60s_ms")', "client p95": 'last("ttft_p95_60s_ms")'},
-                    STEADY,
+                    PHASES,
+                    ("phase",),
                 ),
-                alias="$col",
+                alias="$col $tag_phase",
             ),
             target(
                 q.over_time("engine", {"server p95": 'last("ttft_p95_ms")'}, q.ENGINE, ("instance",)),
                 alias="server p95 $tag_instance",
             ),
             overrides=[
-                *coloured({"client p50": "#5794F2", "client p95": "#FF9830"}),
-                override("server p95.*", regex=True, custom_lineStyle={"fill": "dash", "dash": [6, 4]}),
+                *_alike({"client p50": "#5794F2", "client p95": "#FF9830", "server p95": "#37872D"}),
+                WARMUP,
             ],
         ),
         timeseries(
@@ -180,8 +190,15 @@ def load_and_latency() -> list[Json]:
                 q.over_time("engine", {"generated": q.per_interval("generated_tokens")}, q.ENGINE, ("instance",)),
                 alias="engine $tag_instance",
             ),
-            target(q.over_time(WINDOW, {"TPOT p95": 'last("tpot_p95_60s_ms")'}, STEADY), alias="$col"),
-            overrides=[override("TPOT p95", unit="ms", custom_axisPlacement="right")],
+            target(
+                q.over_time(WINDOW, {"TPOT p95": 'last("tpot_p95_60s_ms")'}, PHASES, ("phase",)),
+                alias="$col $tag_phase",
+            ),
+            overrides=[
+                *_alike({"tokens of": "#5794F2", "engine": "#8AB8FF", "TPOT p95": "#FF9830"}),
+                override("^TPOT p95 .*", regex=True, unit="ms", custom_axisPlacement="right"),
+                WARMUP,
+            ],
         ),
     ]
 
@@ -264,17 +281,20 @@ def client_row() -> list[Json]:
             "client is the limit.",
             SHARE,
             target(q.over_time("infersiege_client", {"busiest worker": 'max("cpu_share")'}, q.RUN), alias="$col"),
-            target(q.over_time(WINDOW, {"lateness p95": 'last("lateness_p95_60s_ms")'}, STEADY), alias="$col"),
+            target(
+                q.over_time(WINDOW, {"lateness p95": 'last("lateness_p95_60s_ms")'}, PHASES, ("phase",)),
+                alias="$col $tag_phase",
+            ),
             steps=(("green", None), ("orange", 0.8), ("red", 1.0)),
-            overrides=[override("lateness p95", unit="ms", custom_axisPlacement="right")],
+            overrides=[override("^lateness p95 .*", regex=True, unit="ms", custom_axisPlacement="right"), WARMUP],
         )
     ]
 
 
 def build() -> Json:
-    full = [(7, [panel]) for panel in (*load_and_latency(), *engine_rows(), *gpu_rows(), *client_row())]
+    full = [(6, [panel]) for panel in (*load_and_latency(), *engine_rows(), *gpu_rows(), *client_row())]
     sections = [
-        ("Figures of the run", [(6, [stage_table()]), (5, [limit_table()]), (7, [note("In which order", READING)])]),
+        ("Figures of the run", [(5, [stage_table()]), (4, [limit_table()]), (6, [note("In which order", READING)])]),
         ("Load against what it costs", [(8, dots())]),
         ("One time axis (the crosshair is shared)", full),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queries as q
 from panels import (
+    EMULATED,
     SHARE,
     TOKENS_PER_S,
     TURNS_PER_S,
@@ -14,13 +15,14 @@ from panels import (
     override,
     table,
     target,
+    wide,
     without_absent,
     xy,
 )
 from shell import ASCENDING, DESCENDING, channel, dashboard, scenario, variable
 
-RUNS = {"run": "#5794F2", "baseline": "#FF9830", "third": "#8E8E8E"}
-"""Variable -> colour, in every panel."""
+RUNS = {"third": "#8E8E8E", "baseline": "#FF9830", "run": "#5794F2"}
+"""Variable -> colour, in every panel; the last is drawn on top."""
 ANY_RUN = '"run" =~ /^(${run:regex}|${baseline:regex}|${third:regex})$/'
 WHOLE = f"{q.CUT} AND \"stage\" = 'all'"
 SINCE = "since steady start"
@@ -118,6 +120,7 @@ def about() -> Json:
         "Target, labels and load of each run: only what differs on purpose should differ, and no run may be invalid.",
         "short",
         target(q.run_rows(columns, where, time=q.COMPARED_ROWS), table=True),
+        overrides=[override("emulated", mappings=[EMULATED])],
         sort=("run", True),
     )
 
@@ -172,7 +175,7 @@ def build() -> Json:
                 ]),
             ],
         ),
-        ("Exact figures", [(18, [figures(), note("How to compare", READING)])]),
+        ("Exact figures", [(18, [wide(figures(), 14), wide(note("How to compare", READING), 10)])]),
     ]  # fmt: skip
     any_run = ANY_RUN
     return dashboard(

@@ -53,7 +53,7 @@ LIMIT_LINES = override(
 def headline() -> list[Json]:
     return [
         stat(
-            "Cards seen / expected", "Cards that were read in the latest second and that should be there: fewer "
+            "Seen / expected", "Cards that were read in the latest second and that should be there: fewer "
                                      "means one fell "
             "off the bus.", "short",
             target(
@@ -64,7 +64,7 @@ def headline() -> list[Json]:
             ),
         ),
         stat(
-            "Cards lost at some time", "Cards that could not be read at some time of the range; each line below that "
+            "Ever lost", "Cards that could not be read at some time of the range; each line below that "
                                        "ends there "
             "is one.", "short",
             target(
@@ -78,7 +78,7 @@ def headline() -> list[Json]:
             target(f'SELECT sum("energy_j") AS "energy" FROM "gpu" WHERE $timeFilter AND {q.GPU}'),
         ),
         stat(
-            "Energy per output token, steady", "Energy of all GPUs / output tokens that arrived in the run's steady "
+            "J per token, steady", "Energy of all GPUs / output tokens that arrived in the run's steady "
                                                "phase, as "
             "in summary.json.", "suffix: J/token",
             target(q.run_rows({"energy": "energy_per_output_token_j"}, WHOLE)), decimals=3,
@@ -186,7 +186,7 @@ def work() -> list[list[Json]]:
                 "bytes", ("", 'max("memory_used_max_bytes")'), ("total", 'last("memory_total_bytes")'),
             ),
             timeseries(
-                "SM occupancy and processes",
+                "SM occupancy",
                 "Share of the warps that the SMs can hold: low at high SM active means small kernels or small batches.",
                 SHARE,
                 target(q.over_time("gpu", {"v": 'mean("sm_occupancy")'}, q.GPU, CARD), alias=NAMED),
@@ -274,7 +274,7 @@ def power() -> list[list[Json]]:
 
 PER_TOKEN: list[Json] = [
     {"id": "joinByField", "options": {"byField": "Time", "mode": "outer"}},
-    without_absent("energy", "tokens"),
+    without_absent("energy", "tokens", divisor="tokens"),
     {
         "id": "calculateField",
         "options": {
@@ -289,11 +289,12 @@ PER_TOKEN: list[Json] = [
 
 
 def build() -> Json:
+    cards, now, hosts = health()
     first, second = work()
     watts, clocks, faults = power()
     sections = [
         ("All chosen cards", [(4, headline())]),
-        ("Are all cards there?", [(6, health())]),
+        ("Are all cards there?", [(6, [cards, hosts]), (5, [now])]),
         ("How hard they work", [(8, first), (8, second)]),
         ("Power, clocks, heat", [(8, watts), (8, clocks)]),
         ("Faults, and the agent itself", [(7, faults)]),

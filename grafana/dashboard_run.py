@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queries as q
 from panels import (
+    EMULATED,
     SHARE,
     STEADY_COLOURS,
     TOKENS_PER_S,
     TURNS,
     TURNS_PER_S,
+    WARMUP,
     Json,
     coloured,
     layout,
@@ -33,18 +35,16 @@ RUN_LINK = (
 
 COUNT_AXIS = override(
     "turns behind it.*", regex=True, unit="short", custom_axisPlacement="right", custom_lineWidth=0,
-    custom_fillOpacity=8, custom_showPoints="never", color={"mode": "fixed", "fixedColor": "#8E8E8E"},
+    custom_fillOpacity=8, custom_showPoints="never",
+    custom_hideFrom={"legend": True, "tooltip": False, "viz": False}, color={"mode": "fixed", "fixedColor": "#8E8E8E"},
 )  # fmt: skip
-WARMUP = override(
-    ".*(warmup|drain)$", regex=True, custom_lineStyle={"fill": "dash", "dash": [4, 6]}, custom_lineWidth=1
-)
 
 
 def percentiles(metric: str, over: str) -> Json:
     """last() of what the master computed, by phase; the number of turns behind it beside it."""
     columns = {stat: f'last("{metric}_{stat}_{over}_ms")' for stat in ("p50", "p95", "p99")}
     columns["turns behind it"] = f'last("{metric}_n_{over}")'
-    return target(q.over_time(WINDOW, columns, WHERE, ("phase",)), alias="$col $tag_phase")
+    return target(q.over_time(WINDOW, columns, f"{WHERE} AND {q.MEASURED}", ("phase",)), alias="$col $tag_phase")
 
 
 def latency(title: str, metric: str, over: str, description: str, unit: str = "ms") -> Json:
@@ -98,7 +98,7 @@ def headline() -> list[Json]:
             steps=(("green", None), ("orange", 50), ("red", 100)),
         ),
         stat(
-            "Points not in InfluxDB", "Points of this run's writer that wait on disk or were lost: the panels lack "
+            "Points missing", "Points of this run's writer that wait on disk or were lost: the panels lack "
                                       "them.",
             "short",
             target(
@@ -278,7 +278,6 @@ def runs() -> list[Json]:
         "started": "started_ms", "ended": "ended_ms",
     }  # fmt: skip
     where = f"\"scenario\" = 'all' AND \"channel\" = 'all' AND \"stage\" = 'all' AND {q.OVERLAPS}"
-    words = {"type": "value", "options": {"0": {"text": "no"}, "1": {"text": "yes: says nothing about hardware"}}}
     return [
         table(
             "Runs of this time range",
@@ -288,7 +287,7 @@ def runs() -> list[Json]:
             units={"started": "dateTimeAsIso", "ended": "dateTimeAsIso"},
             overrides=[
                 override("Run", links=[{"title": "This run", "url": RUN_LINK, "targetBlank": False}]),
-                override("emulated", mappings=[words]),
+                override("emulated", mappings=[EMULATED]),
             ],
             sort=("Run", True),
         )

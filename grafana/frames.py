@@ -128,15 +128,23 @@ def _operate(left: Cell, right: Cell, operator: str) -> Cell:
     return math.copysign(math.inf, a) if a else math.nan
 
 
+LEFT_OUT: dict[str, Cell] = {"isNull": None, "equal": 0}
+"""Matcher of filterByValue -> the value that it takes out (equal: only 0 is used here)."""
+
+
 def _filter(frames: list[Frame], options: Mapping[str, Any]) -> list[Frame]:
-    """Rows in which no one of the named columns is absent."""
+    """Rows in which none of the named columns has what its matcher takes out."""
     if (options["type"], options["match"]) != ("exclude", "any"):
         raise ValueError(f"filterByValue {options} is not known here")
     found = []
     for frame in frames:
-        tested = [frame.columns[one["fieldName"]] for one in options["filters"] if one["fieldName"] in frame.columns]
+        tested = [
+            (frame.columns[one["fieldName"]], LEFT_OUT[one["config"]["id"]])
+            for one in options["filters"]
+            if one["fieldName"] in frame.columns
+        ]
         height = len(next(iter(frame.columns.values()), []))
-        kept = [place for place in range(height) if all(column[place] is not None for column in tested)]
+        kept = [place for place in range(height) if all(column[place] != value for column, value in tested)]
         columns = {name: [column[place] for place in kept] for name, column in frame.columns.items()}
         found.append(Frame(frame.ref, columns))
     return found

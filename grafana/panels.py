@@ -26,6 +26,13 @@ CALM: Steps = (("green", None),)
 STEADY_COLOURS = {"p50": "#5794F2", "p95": "#FF9830", "p99": "#E02F44", "turns behind it": "#8E8E8E"}
 
 
+EMULATED: Json = {
+    "type": "value",
+    "options": {"0": {"text": "no"}, "1": {"text": "yes: says nothing about hardware"}},
+}
+"""Words for the field `emulated`."""
+
+
 def target(query: str, *, alias: str = "", table: bool = False) -> Json:
     """One InfluxQL query; `alias` may hold $col and $tag_<name>."""
     return {
@@ -42,6 +49,12 @@ def override(name: str, *, regex: bool = False, **properties: Any) -> Json:
     matcher = {"id": "byRegexp", "options": f"/{name}/"} if regex else {"id": "byName", "options": name}
     found = [{"id": key.replace("custom_", "custom."), "value": value} for key, value in properties.items()]
     return {"matcher": matcher, "properties": found}
+
+
+WARMUP = override(
+    ".*(warmup|drain)$", regex=True, custom_lineStyle={"fill": "dash", "dash": [4, 6]}, custom_lineWidth=1
+)
+"""Series of turns that were due outside the steady phase."""
 
 
 def coloured(colours: Mapping[str, str]) -> list[Json]:
@@ -232,10 +245,13 @@ def xy(
     return panel
 
 
-def without_absent(*names: str) -> Json:
-    """A transformation that leaves rows out in which one of these columns has no value: Grafana would reckon with 0."""
-    absent = [{"fieldName": name, "config": {"id": "isNull", "options": {}}} for name in names]
-    return {"id": "filterByValue", "options": {"type": "exclude", "match": "any", "filters": absent}}
+def without_absent(*names: str, divisor: str | None = None) -> Json:
+    """A transformation that leaves rows out in which one of these columns has no value (Grafana would reckon with 0) or
+    the divisor is 0."""
+    left_out = [{"fieldName": name, "config": {"id": "isNull", "options": {}}} for name in names]
+    if divisor is not None:
+        left_out.append({"fieldName": divisor, "config": {"id": "equal", "options": {"value": 0}}})
+    return {"id": "filterByValue", "options": {"type": "exclude", "match": "any", "filters": left_out}}
 
 
 def note(title: str, markdown: str) -> Json:
@@ -247,6 +263,14 @@ def note(title: str, markdown: str) -> Json:
         "pluginVersion": PLUGIN_VERSION,
         "options": {"mode": "markdown", "content": markdown},
     }
+
+
+WANTED = "columns of the grid"
+
+
+def wide(panel: Json, columns: int) -> Json:
+    """A panel that takes another width than its equal share of the row."""
+    return {**panel, WANTED: columns}
 
 
 Row = tuple[int, Sequence[Json]]
@@ -265,8 +289,9 @@ def layout(sections: Sequence[tuple[str, Sequence[Row]]]) -> list[Json]:
         for height, panels in rows:
             x = 0
             for place, panel in enumerate(panels):
-                width = WIDTH * (place + 1) // len(panels) - x
-                placed.append({**panel, "gridPos": {"x": x, "y": y, "w": width, "h": height}})
+                width = panel.get(WANTED, WIDTH * (place + 1) // len(panels) - x)
+                kept = {name: value for name, value in panel.items() if name != WANTED}
+                placed.append({**kept, "gridPos": {"x": x, "y": y, "w": width, "h": height}})
                 x += width
             y += height
     return [{"id": number, **panel} for number, panel in enumerate(placed, start=1)]

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 
 RUN = '"run" =~ /^${run:regex}$/'
 CUT = '"scenario" =~ /^${scenario:regex}$/ AND "channel" =~ /^${channel:regex}$/'
+MEASURED = "\"phase\" != 'drain'"
+"""Warm-up and steady: few turns are due in the drain, and their percentiles would only be in the way."""
 HOST = '"host" =~ /^${host:regex}$/'
 GPU = f'{HOST} AND "uuid" =~ /^${{gpu:regex}}$/'
 ENGINE = '"instance" =~ /^${engine:regex}$/'

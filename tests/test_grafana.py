@@ -15,12 +15,15 @@ import pytest
 import yaml
 from infersiege_agents.measurements import MEASUREMENTS, Column
 
+from infersiege.report import stages
+
 ROOT = Path(__file__).parents[1]
 GRAFANA = ROOT / "grafana"
 sys.path.insert(0, str(GRAFANA))
 
 import build  # noqa: E402
 import expand  # noqa: E402
+import measurement_tables  # noqa: E402
 import shell  # noqa: E402
 
 DASHBOARDS = {
@@ -285,3 +288,21 @@ def test_provisioning_expands_only_variables_that_are_meant() -> None:
             "INFLUX_BUCKET",
             "INFLUX_TOKEN",
         }
+
+
+def test_the_page_of_measurements_is_current() -> None:
+    assert measurement_tables.FILE.read_text(encoding="utf-8") == measurement_tables.text(), (
+        "run: python grafana/measurement_tables.py"
+    )
+
+
+def test_links_of_the_report_lead_to_these_dashboards() -> None:
+    assert dict(stages.DASHBOARDS) == shell.TITLES
+
+
+def test_the_document_shows_every_dashboard() -> None:
+    document = (ROOT / "docs/grafana.md").read_text(encoding="utf-8")
+    for uid, title in shell.TITLES.items():
+        picture = f"grafana-{uid.removeprefix('infersiege-')}.png"
+        assert title in document and f"({picture})" in document, uid
+        assert 10_000 < (ROOT / "docs" / picture).stat().st_size < 300_000, picture

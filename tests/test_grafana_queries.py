@@ -29,6 +29,7 @@ import dashboard_compare  # noqa: E402
 from expand import Value  # noqa: E402
 from frames import Frame  # noqa: E402
 from look import Look, look_at  # noqa: E402
+from preview import ask_over_http, render, write  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -372,7 +373,7 @@ def test_ig_12_percentiles_of_the_stage_to_date_end_at_those_of_the_summary(
 
 def test_gp_03_gp_11_a_lost_card_is_seen_and_no_value_goes_on(stack: Stack) -> None:
     look = stack.look("infersiege-gpu")
-    assert column(look.shown(look.panel("Cards lost at some time")), "gpu.lost")[-1] == 1
+    assert column(look.shown(look.panel("Ever lost")), "gpu.lost")[-1] == 1
     lost = [frame for frame in look.answers(look.panel("Cards"))["A"] if _named(frame).endswith(fake_nvml.uuid(1))]
     assert {value for frame in lost for value in frame.columns[_named(frame)]} >= {0, 1}
     (power,) = [
@@ -385,7 +386,7 @@ def test_gp_03_gp_11_a_lost_card_is_seen_and_no_value_goes_on(stack: Stack) -> N
     assert at_loss and all(values.get(time) is None for time in at_loss), (
         "the last value goes on while the card is lost"
     )
-    seen = look.shown(look.panel("Cards seen / expected"))
+    seen = look.shown(look.panel("Seen / expected"))
     assert column(seen, "expected")[-1] == 2
 
 
@@ -396,7 +397,7 @@ def _named(frame: Frame) -> str:
 def test_xid_and_energy_are_shown(stack: Stack) -> None:
     look = stack.look("infersiege-gpu")
     assert 31 in column(look.shown(look.panel("Xid events")), "xid")
-    energy = column(look.shown(look.panel("Energy per output token, steady")), "infersiege_run.energy")
+    energy = column(look.shown(look.panel("J per token, steady")), "infersiege_run.energy")
     assert energy == [stack.summary.resources[0].energy_per_output_token_j]
 
 
@@ -412,7 +413,7 @@ def test_gp_11_the_band_holds_every_card(stack: Stack) -> None:
 def test_ig_18_runs_are_aligned_at_their_steady_start(stack: Stack) -> None:
     look = stack.look("infersiege-compare", run=stack.open_key, baseline=stack.closed_key)
     answers = look.answers(look.panel("TTFT p95"))
-    for ref, ran in (("A", stack.runs.open), ("B", stack.runs.closed)):
+    for ref, ran in (("C", stack.runs.open), ("B", stack.runs.closed)):
         since = [value for value in column(answers[ref], "since steady start") if value is not None]
         (stage,) = ran.plan.stages
         steady_s = (stage.steady_ended_ns - stage.steady_started_ns) / 1e9
@@ -430,3 +431,25 @@ def test_a_model_with_a_slash_and_the_verdict_are_in_the_list_of_runs(stack: Sta
     assert column(frames, "models") == [grafana_run.MODEL, grafana_run.MODEL]
     assert column(frames, "verdict") == [ran.summary.verdict for ran in (stack.runs.closed, stack.runs.open)]
     assert column(frames, "emulated") == [1, 1]
+
+
+def test_the_preview_draws_every_panel(stack: Stack, tmp_path: Path) -> None:
+    """The pictures of docs/grafana.md; over HTTP, as its command does."""
+
+    def ask(query: str) -> Any:
+        return ask_over_http(stack.influx.own_url, stack.influx.database, "", query)
+
+    chosen = {"run": stack.closed_key, "baseline": stack.open_key, "third": stack.open_key}
+    pages = write(tmp_path, ask, from_ms=stack.runs.from_ms, to_ms=stack.runs.to_ms, chosen=chosen)
+    assert len(pages) == len(DASHBOARDS)
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        dashboard = DASHBOARDS[f"infersiege-{page.stem.removeprefix('grafana-')}"]
+        assert text.count('<div class="panel"') == sum(panel["type"] != "row" for panel in dashboard["panels"])
+        assert "No data" not in text
+        assert "rendered from the panel queries by grafana/preview.py" in text
+
+
+def test_the_preview_says_no_data_where_there_is_none(stack: Stack) -> None:
+    look = stack.look("infersiege-run", run="20200101T000000Z-nothing")
+    assert render(look).count('<div class="none">No data</div>') > 10
