@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -347,3 +349,16 @@ def test_a_master_that_is_killed_leaves_a_run_that_goes_on(
     while list((tmp_path / "points").iterdir()) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert list((tmp_path / "points").iterdir()) == []
+
+
+def test_the_status_page_follows_the_run(siege: Siege, emulator: EmulatorProcess) -> None:
+    text = plan_text(emulator.base_url, load=LOAD, run='duration = "4s"')
+    running = siege.start(text, "--web", "127.0.0.1:0")
+    until_event(running, "steady_started")
+    (url,) = [line.rpartition(" ")[2] for line in running.output().splitlines() if line.startswith("status page: ")]
+    time.sleep(1.0)
+    with urllib.request.urlopen(f"{url}status.json", timeout=10) as answer:
+        seen = json.load(answer)
+    assert seen["run"] == "test" and seen["emulated"] is True
+    assert seen["live"]["workers"] == 1 and seen["live"]["closed"] > 0
+    check_passed(running.wait())

@@ -11,11 +11,11 @@ import click
 from infersiege.errors import UsageError
 
 
-def address_of(text: str) -> tuple[str, int]:
+def address_of(option: str, text: str) -> tuple[str, int]:
     """HOST:PORT, an IPv6 host in brackets. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"--bind {text}: not an address", hint="write it as HOST:PORT, such as 10.0.0.5:5557")
+        raise UsageError(f"{option} {text}: not an address", hint="write it as HOST:PORT, such as 10.0.0.5:5557")
     return host.strip("[]"), int(port)
 
 
@@ -40,6 +40,11 @@ def seconds_of(option: str, seconds: float) -> int:
     "--expect-workers", type=click.IntRange(1, 10_000), help="Workers in all, with those that join from elsewhere."
 )
 @click.option("--bind", default="127.0.0.1:0", show_default=True, metavar="HOST:PORT", help="Where other workers join.")
+@click.option(
+    "--web",
+    metavar="HOST:PORT",
+    help="Serve a page on which the run can be watched, such as 127.0.0.1:8089; read-only.",
+)
 @click.option("--wait-for-target", default=0.0, metavar="SECONDS", help="Wait so long for the target to become ready.")
 @click.option(
     "--gate", "gated", is_flag=True, help="Judge the run by the plan's rules, write junit.xml, exit accordingly."
@@ -52,6 +57,7 @@ def run(
     workers: int | None,
     expect_workers: int | None,
     bind: str,
+    web: str | None,
     wait_for_target: float,
     gated: bool,
     dry_run: bool,
@@ -68,7 +74,7 @@ def run(
     from infersiege.swarm.interrupts import Interrupts
     from infersiege.swarm.run import RunOptions, SteadyConsole, run_plan
 
-    address, wait_ns = address_of(bind), seconds_of("--wait-for-target", wait_for_target)
+    address, wait_ns = address_of("--bind", bind), seconds_of("--wait-for-target", wait_for_target)
     interrupts = Interrupts()
     console = SteadyConsole()
     loaded = load_plan(plan, overrides, os.environ)
@@ -80,6 +86,7 @@ def run(
         workers=workers,
         expect_workers=expect_workers,
         bind=address,
+        web=None if web is None else address_of("--web", web),
         wait_for_target_ns=wait_ns,
         gated=gated,
     )

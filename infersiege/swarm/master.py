@@ -38,6 +38,7 @@ from infersiege.swarm.figures import LiveFigures
 from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.session_users import Director
+from infersiege.swarm.status_page import StatusBoard
 from infersiege.swarm.timeline import STAGE, Timeline
 from infersiege.telemetry.publisher import Publisher
 
@@ -68,12 +69,14 @@ class Master:
         terms: Terms,
         options: MasterOptions,
         view: LiveView,
+        board: StatusBoard,
         publisher: Publisher,
     ) -> None:
         self.plan = plan
         self.run = run
         self.options = options
         self.view = view
+        self.board = board
         self.publisher = publisher
         self.offset_ns = terms.offset_ns
         self.fleet = Fleet(expected=options.expected_workers)
@@ -369,7 +372,9 @@ class Master:
     def _show(self, now_ns: int) -> None:
         if self.timeline is None:
             return
-        self.view.show(self.figures.state(now_ns, self.timeline, self._ending, self.fleet))
+        state = self.figures.state(now_ns, self.timeline, self._ending, self.fleet)
+        self.view.show(state)
+        self.board.show(state)
         self.publisher.tick(
             self._epoch(now_ns),
             elapsed_ns=None if self._ending is not None else now_ns - self.timeline.start_ns,

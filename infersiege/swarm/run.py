@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import tempfile
@@ -37,6 +38,7 @@ from infersiege.swarm.master import Master
 from infersiege.swarm.rpc import SECRET_VARIABLE, install
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import remove_spool
+from infersiege.swarm.status_page import StatusBoard, StatusPage
 from infersiege.swarm.timeline import STAGE
 from infersiege.swarm.versions import all_versions, boot_id, host_facts, versions
 from infersiege.telemetry.local import LocalAgents
@@ -63,6 +65,8 @@ class RunOptions:
     wait_for_target_ns: int
     gated: bool
     """Broken rules count in the exit code, and junit.xml is written."""
+    web: tuple[str, int] | None = None
+    """Where the status page listens; port 0: any free one. None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +88,28 @@ def run_plan(
     source = SessionSource(plan, place=0, members=1)
     for warning in source.warnings():
         console.print(f"warning: {warning}", highlight=False, markup=False)
-    # Before the target is asked anything: a directory that can't be written is a mistake that costs no request.
-    run = RunDirectory.create(options.out, name=plan.run.name or "run", now_ns=now_ns)
-    try:
-        channels = preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns)
-    except BaseException:
-        discard(run)
-        raise
-    for name, facts in channels.items():
-        console.print(f"{name}: {facts.url} ({facts.engine}, model {facts.model})", highlight=False, markup=False)
-    return Campaign(plan, source, channels, fleet, run, console, interrupts, environ).execute(gated=options.gated)
+    board = StatusBoard(plan.run.name or "run", grafana=plan.telemetry.grafana_url)
+    with contextlib.ExitStack() as stack:
+        if options.web is not None:
+            page = stack.enter_context(StatusPage(*options.web, board.snapshot))
+            console.print(f"status page: {page_url(options.web[0], page.port)}", highlight=False, markup=False)
+        # Before the target is asked anything: a directory that can't be written is a mistake that costs no request.
+        run = RunDirectory.create(options.out, name=plan.run.name or "run", now_ns=now_ns)
+        try:
+            channels = preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns)
+        except BaseException:
+            discard(run)
+            raise
+        for name, facts in channels.items():
+            console.print(f"{name}: {facts.url} ({facts.engine}, model {facts.model})", highlight=False, markup=False)
+        board.emulated = any(facts.emulated for facts in channels.values())
+        campaign = Campaign(plan, source, channels, fleet, run, board, console, interrupts, environ)
+        return campaign.execute(gated=options.gated)
+
+
+def page_url(host: str, port: int) -> str:
+    """An IPv6 host stands in brackets."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 def discard(run: RunDirectory) -> None:
@@ -154,6 +170,7 @@ class Campaign:
         channels: Mapping[str, ChannelFacts],
         options: MasterOptions,
         run: RunDirectory,
+        board: StatusBoard,
         console: Console,
         interrupts: Interrupts,
         environ: Mapping[str, str],
@@ -164,6 +181,7 @@ class Campaign:
         self._run = run
         self._console = console
         self._interrupts = interrupts
+        self._board = board
         self._lost = LostShare({})
         self._publisher = Publisher(plan, environ, titles=EVENT_WORDS)
         self._agents = LocalAgents(plan, channels, run, environ)
@@ -211,14 +229,14 @@ class Campaign:
             self._publisher.close(0.0)
 
     def _offer_load(self) -> MasterResult:
-        emulated = any(facts.emulated for facts in self._file.channels.values())
-        with LiveView(self._console, emulated=emulated) as view:
+        with LiveView(self._console, emulated=self._board.emulated) as view:
             master = Master(
                 self._plan,
                 self._run,
                 terms=self._terms,
                 options=self._options,
                 view=view,
+                board=self._board,
                 publisher=self._publisher,
             )
             self._interrupts.on_signal = master.interrupt
