@@ -179,6 +179,11 @@ def load_and_latency() -> list[Json]:
                 WARMUP,
             ],
         ),
+    ]
+
+
+def tokens() -> list[Json]:
+    return [
         timeseries(
             "Output tokens, and time per token",
             "Tokens per second of the whole system and the p95 time per token that a user reads at (right axis): one "
@@ -292,7 +297,7 @@ def client_row() -> list[Json]:
 
 
 def build() -> Json:
-    full = [(6, [panel]) for panel in (*load_and_latency(), *engine_rows(), *gpu_rows(), *client_row())]
+    full = [(6, [panel]) for panel in (*load_and_latency(), *tokens(), *engine_rows(), *gpu_rows(), *client_row())]
     sections = [
         ("Figures of the run", [(5, [stage_table()]), (4, [limit_table()]), (6, [note("In which order", READING)])]),
         ("Load against what it costs", [(8, dots())]),

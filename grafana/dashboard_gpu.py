@@ -196,9 +196,8 @@ def work() -> list[list[Json]]:
     ]  # fmt: skip
 
 
-def power() -> list[list[Json]]:
+def power_and_heat() -> list[Json]:
     return [
-        [
             per_card(
                 "Power against its limit",
                 "Mean power of each card and the limit that is enforced: a card at its limit is slowed.",
@@ -225,8 +224,11 @@ def power() -> list[list[Json]]:
                 "Temperature of each card and of its memory: from about 85 °C on most cards slow down.",
                 "celsius", ("", 'max("temperature_c")'), ("memory", 'max("temperature_memory_c")'), steps=HOT,
             ),
-        ],
-        [
+    ]  # fmt: skip
+
+
+def clocks_and_links() -> list[Json]:
+    return [
             per_card(
                 "SM clock", "Clock of each card and the highest it has: a lower clock under load is power, heat or a "
                             "cap.",
@@ -243,8 +245,11 @@ def power() -> list[list[Json]]:
                 "Bps", ("PCIe in", q.per_interval("pcie_rx_bytes")), ("PCIe out", q.per_interval("pcie_tx_bytes")),
                 ("NVLink in", q.per_interval("nvlink_rx_bytes")), ("NVLink out", q.per_interval("nvlink_tx_bytes")),
             ),
-        ],
-        [
+    ]  # fmt: skip
+
+
+def faults() -> list[Json]:
+    return [
             timeseries(
                 "Faults", "Xid events and uncorrected memory errors per second and card: rare, and never normal.",
                 "suffix: events",
@@ -268,7 +273,6 @@ def power() -> list[list[Json]]:
                 "s",
                 target(q.over_time("gpu_host", {"s": 'max("sample_duration")'}, q.HOST, ("host",)), alias="$tag_host"),
             ),
-        ],
     ]  # fmt: skip
 
 
@@ -291,13 +295,12 @@ PER_TOKEN: list[Json] = [
 def build() -> Json:
     cards, now, hosts = health()
     first, second = work()
-    watts, clocks, faults = power()
     sections = [
         ("All chosen cards", [(4, headline())]),
         ("Are all cards there?", [(6, [cards, hosts]), (5, [now])]),
         ("How hard they work", [(8, first), (8, second)]),
-        ("Power, clocks, heat", [(8, watts), (8, clocks)]),
-        ("Faults, and the agent itself", [(7, faults)]),
+        ("Power, clocks, heat", [(8, power_and_heat()), (8, clocks_and_links())]),
+        ("Faults, and the agent itself", [(7, faults())]),
     ]
     return dashboard(
         "infersiege-gpu",

@@ -179,94 +179,95 @@ def output() -> list[Json]:
     ]
 
 
-def client() -> list[list[Json]]:
+def client_charts() -> list[Json]:
     by_worker = ("worker",)
     return [
-        [
-            timeseries(
-                "Lateness",
-                "How long after its due time a turn was sent: the client's own delay, which no server can be blamed "
-                "for.",
-                "ms",
-                percentiles("lateness", "60s"),
-                steps=(("green", None), ("orange", 50), ("red", 100)),
-                overrides=[WARMUP, COUNT_AXIS],
+        timeseries(
+            "Lateness",
+            "How long after its due time a turn was sent: the client's own delay, which no server can be blamed for.",
+            "ms",
+            percentiles("lateness", "60s"),
+            steps=(("green", None), ("orange", 50), ("red", 100)),
+            overrides=[WARMUP, COUNT_AXIS],
+        ),
+        timeseries(
+            "Worker CPU",
+            "Share of one core that each worker process uses: near 1 it can't send more, add workers.",
+            SHARE,
+            target(
+                q.over_time("infersiege_client", {"cpu": 'max("cpu_share")'}, q.RUN, by_worker), alias="$tag_worker"
             ),
-            timeseries(
-                "Worker CPU",
-                "Share of one core that each worker process uses: near 1 it can't send more, add workers.",
-                SHARE,
-                target(
-                    q.over_time("infersiege_client", {"cpu": 'max("cpu_share")'}, q.RUN, by_worker), alias="$tag_worker"
-                ),
-                steps=(("green", None), ("orange", 0.8), ("red", 1.0)),
+            steps=(("green", None), ("orange", 0.8), ("red", 1.0)),
+        ),
+        timeseries(
+            "Worker event loop and garbage collector",
+            "Longest time in which a worker did not look at its sockets, and its longest pause: time stamps come "
+            "from the "
+            "kernel, yet sending waits.",
+            "ms",
+            target(
+                q.over_time("infersiege_client", {"loop": 'max("hub_lag_max_ms")'}, q.RUN, by_worker),
+                alias="loop $tag_worker",
             ),
-            timeseries(
-                "Worker event loop and garbage collector",
-                "Longest time in which a worker did not look at its sockets, and its longest pause: time stamps come "
-                "from the "
-                "kernel, yet sending waits.",
-                "ms",
-                target(
-                    q.over_time("infersiege_client", {"loop": 'max("hub_lag_max_ms")'}, q.RUN, by_worker),
-                    alias="loop $tag_worker",
-                ),
-                target(
-                    q.over_time("infersiege_client", {"gc": 'max("gc_pause_max_ms")'}, q.RUN, by_worker),
-                    alias="gc $tag_worker",
-                ),
-                steps=(("green", None), ("orange", 50), ("red", 100)),
+            target(
+                q.over_time("infersiege_client", {"gc": 'max("gc_pause_max_ms")'}, q.RUN, by_worker),
+                alias="gc $tag_worker",
             ),
-        ],
-        [
-            table(
-                "Workers now",
-                "The latest health of each worker: open descriptors near the limit of its host stop new connections.",
-                "short",
-                target(
-                    q.latest(
-                        "infersiege_client",
-                        {
-                            "CPU": "cpu_share",
-                            "event loop": "hub_lag_max_ms",
-                            "memory": "rss_bytes",
-                            "open files": "open_files",
-                        },
-                        q.RUN,
-                        by_worker,
-                    ),
-                    table=True,
+            steps=(("green", None), ("orange", 50), ("red", 100)),
+        ),
+    ]
+
+
+def client_tables() -> list[Json]:
+    by_worker = ("worker",)
+    return [
+        table(
+            "Workers now",
+            "The latest health of each worker: open descriptors near the limit of its host stop new connections.",
+            "short",
+            target(
+                q.latest(
+                    "infersiege_client",
+                    {
+                        "CPU": "cpu_share",
+                        "event loop": "hub_lag_max_ms",
+                        "memory": "rss_bytes",
+                        "open files": "open_files",
+                    },
+                    q.RUN,
+                    by_worker,
                 ),
-                units={"CPU": SHARE, "event loop": "ms", "memory": "bytes"},
+                table=True,
             ),
-            table(
-                "Writers",
-                "Points that each writer was given and what became of them since it began: dropped ones are lost, "
-                "spooled "
-                "ones come later.",
-                "short",
-                target(
-                    q.latest(
-                        "infersiege_writer",
-                        {
-                            name: name
-                            for name in (
-                                "written",
-                                "acknowledged",
-                                "spooled",
-                                "rejected",
-                                "dropped",
-                                "taken_up",
-                                "left_out",
-                            )
-                        },
-                        '"source" =~ /.*/',
-                        ("host", "source"),
-                    ),
-                    table=True,
+            units={"CPU": SHARE, "event loop": "ms", "memory": "bytes"},
+        ),
+        table(
+            "Writers",
+            "Points that each writer was given and what became of them since it began: dropped ones are lost, "
+            "spooled "
+            "ones come later.",
+            "short",
+            target(
+                q.latest(
+                    "infersiege_writer",
+                    {
+                        name: name
+                        for name in (
+                            "written",
+                            "acknowledged",
+                            "spooled",
+                            "rejected",
+                            "dropped",
+                            "taken_up",
+                            "left_out",
+                        )
+                    },
+                    '"source" =~ /.*/',
+                    ("host", "source"),
                 ),
+                table=True,
             ),
-        ],
+        ),
     ]
 
 
@@ -334,7 +335,7 @@ def build() -> Json:
             ],
         ),
         ("What came out", [(8, output())]),
-        ("Is the client fit?", [(8, client()[0]), (6, client()[1])]),
+        ("Is the client fit?", [(8, client_charts()), (6, client_tables())]),
         ("Runs", [(7, runs())]),
     ]
     return dashboard(
