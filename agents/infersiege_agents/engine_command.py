@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         loop.run_every(args.interval, watch.step, seconds=args.seconds, with_parent=args.with_parent)
     finally:
-        told = out.close(10.0)
+        told = out.close()
     print(f"{watch.summary()}; {told}")
     if all(engine.good == 0 for engine in engines):
         raise AgentError(

@@ -104,7 +104,7 @@ WINDOW = Measurement(
         _number("good", "turns", "Ended turns that met every per-request SLO; absent without such rules"),
         _number("chunks", "chunks", "Content chunks that arrived"),
         _number("output_tokens", "tokens", "Output tokens of the turns that ended in this second"),
-        _number("tokens", "tokens", "Output tokens that arrived in this second; after the run only"),
+        _number("tokens", "tokens", "Output tokens that arrived in this second"),
         _number("in_flight", "turns", "Turns in flight at the end of the second; after the run only"),
         _number("users", "sessions", "Sessions alive at the end of the second; after the run only"),
         *_live_percentiles(),

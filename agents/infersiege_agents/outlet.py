@@ -22,6 +22,8 @@ BUCKET_VARIABLE = "INFERSIEGE_INFLUX_BUCKET"
 ORG_VARIABLE = "INFERSIEGE_INFLUX_ORG"
 TOKEN_VARIABLE = "INFLUX_TOKEN"
 
+CLOSE_WITHIN_S = 10.0
+LONGEST_CLOSE_S = 3600.0
 ROOM_POINTS = 50_000
 """An import waits while so many points are on their way; the writer holds twice as many in memory."""
 _TELL_AGAIN_S = 60.0
@@ -59,6 +61,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="where points wait on disk for the database  [default: in the user's state directory]",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the points to FILE too, as JSON lines")
+    parser.add_argument(
+        "--close-within",
+        type=float,
+        default=CLOSE_WITHIN_S,
+        metavar="S",
+        help=f"at the end, wait so long for the database; the rest stays on disk  [default: {CLOSE_WITHIN_S:.0f}]",
+    )
 
 
 def database_of(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Target | None:
@@ -100,6 +109,11 @@ def open_outlet(args: argparse.Namespace, *, source: str, environ: Mapping[str, 
     database is down is no error: points wait in the spool.
     """
     target = database_of(args, environ)
+    within_s: float = args.close_within
+    if not 0 <= within_s <= LONGEST_CLOSE_S:
+        raise AgentError(
+            f"--close-within {within_s:g}: not a time to wait", hint=f"write seconds from 0 to {LONGEST_CLOSE_S:.0f}"
+        )
     if target is None and args.out is None:
         raise AgentError(
             "where should the points go?",
@@ -109,7 +123,7 @@ def open_outlet(args: argparse.Namespace, *, source: str, environ: Mapping[str, 
     if target is None:
         return Outlet(None, file)
     try:
-        return Outlet(_writer(target, args.spool, source, environ), file)
+        return Outlet(_writer(target, args.spool, source, environ), file, close_within_s=within_s)
     except BaseException:
         if file is not None:
             file.close()
@@ -250,8 +264,10 @@ class Outlet:
         *,
         tell: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        close_within_s: float = CLOSE_WITHIN_S,
     ) -> None:
         """`tell` gets lines for the user (default: stderr). `clock` in s."""
+        self._close_within_s = close_within_s
         self._database = database
         self._file = file
         self._tell = tell or _to_stderr
@@ -307,8 +323,9 @@ class Outlet:
             time.sleep(0.05)
             writer.tick()
 
-    def close(self, within_s: float = 10.0) -> str:
-        """Hand over what is left, within about `within_s`; one line that says what became of the points."""
+    def close(self, within_s: float | None = None) -> str:
+        """Hand over what is left, within about `within_s` (None: --close-within); a line on what became of it."""
+        within_s = self._close_within_s if within_s is None else within_s
         parts = []
         if self._database is not None:
             text, counters = self._database.close(within_s)

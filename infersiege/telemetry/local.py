@@ -25,8 +25,10 @@ from infersiege.plan.schema import Channel, Plan
 from infersiege.redact import api_key
 from infersiege.rundir import ENGINE_SERIES, GPU_SERIES, ChannelFacts, RunDirectory
 
-STOP_WITHIN_S = 12.0
-"""An agent gives its database up to 10 s at its end; what is not sent by then is in its spool."""
+CLOSE_WITHIN_S = 3.0
+"""So long an agent waits for its database at the end; the run's own writer sends what is still spooled, or the next."""
+STOP_WITHIN_S = CLOSE_WITHIN_S + 4.0
+"""Later it is killed."""
 
 AGENT_DEFAULTS = frozenset({URL_VARIABLE, BUCKET_VARIABLE, ORG_VARIABLE, TOKEN_VARIABLE})
 """Variables from which an agent would take a database of its own accord: here the plan alone says where points go."""
@@ -128,6 +130,7 @@ class LocalAgents:
         if wanted.influx_url is None:
             return []
         arguments = ["--influx-url", wanted.influx_url, "--influx-bucket", wanted.influx_bucket]
+        arguments += ["--close-within", f"{CLOSE_WITHIN_S:g}"]
         for option, value in (
             ("--influx-org", wanted.influx_org),
             ("--influx-token-env", wanted.influx_token_env),
