@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from infersiege.channels import DIALECTS, Dialect
 from infersiege.channels.accounting import TokenAccount, account_tokens
-from infersiege.channels.dialect import TEXT, Decoded
-from infersiege.channels.openai_chat import OpenAIChat
+from infersiege.channels.answer import Answer
+from infersiege.channels.dialect import Decoded
 from infersiege.channels.outcome import Conclusion, conclude, decode_body
 from infersiege.records import ErrorClass, Outcome, TokensFrom
 from infersiege.wire.exchange import ExchangeResult
-
-sse = pytest.importorskip("infersiege.wire.sse")
 
 USAGE, ESTIMATE = TokensFrom.USAGE, TokensFrom.ESTIMATE
 NOTI = " noti rem noti rem noti rem"
@@ -75,6 +74,19 @@ ANSWERS: dict[str, Good] = {
     "vllm-prefix-cached-nostream": Good(
         "", (75, 64, 4), USAGE, 0, reasoning=" noti rem noti rem", server_ttft_ns=4_661_399
     ),
+    # usage and timings on its finish chunk
+    "llamacpp-completions-stream": Good(" Paris.\n\nThe United", (5, 0, 6), USAGE, 6, server_ttft_ns=69_349_000),
+    "sglang-completions-stream": Good("priakepriake", (4, 0, 4), USAGE, 4),
+    "vllm-completions-stream": Good("priakepriake", (4, None, 4), USAGE, 4),
+    # `response.completed` with the status `incomplete`; one delta of three tokens
+    "vllm-responses-stream": Good(NOTI[:18], (15, 0, 4), USAGE, 2, finish="max_output_tokens"),
+    # input_tokens without what was cached: 7 and 24
+    "llamacpp-anthropic-stream": Good("Hello! How can I help", (31, 24, 6), USAGE, 6, finish="max_tokens"),
+    "llamacpp-anthropic-nostream": Good("Hello! How can I help", (31, 30, 6), USAGE, 0, finish="max_tokens"),
+    "sglang-anthropic-stream": Good("iverThewhetherocument", (13, 4, 4), USAGE, 4, finish="max_tokens"),
+    # input_tokens in both events, nothing said of caches
+    "vllm-anthropic-stream": Good("riblesecessext ed", (13, None, 5), USAGE, 5, finish="max_tokens"),
+    "vllm-anthropic-nostream": Good(" 10IL\x1eberersion", (13, None, 5), USAGE, 0, finish="max_tokens"),
 }
 
 FAILURES: dict[str, ErrorClass] = {
@@ -113,16 +125,25 @@ FAILURES: dict[str, ErrorClass] = {
     "vllm-err-no-messages": ErrorClass.BAD_REQUEST,
     "vllm-engine-killed-midstream": ErrorClass.STREAM_ERROR,
     "vllm-engine-killed-queued": ErrorClass.STREAM_ERROR,
+    "llamacpp-anthropic-err-context": ErrorClass.CONTEXT_LENGTH,  # in llama.cpp's own form
+    "llamacpp-err-401-anthropic": ErrorClass.AUTH,
+    "sglang-err-503-overload-completions-stream": ErrorClass.OVERLOAD,  # inside a 200
+    "vllm-anthropic-err-404-model": ErrorClass.NOT_FOUND,
+    "vllm-anthropic-err-context": ErrorClass.CONTEXT_LENGTH,
+    "vllm-err-401-anthropic": ErrorClass.AUTH,  # it takes no x-api-key
+    "vllm-err-503-overload-completions-stream": ErrorClass.OVERLOAD,
 }
 
 ELSEWHERE = ("vllm-tools-named-stream", "vllm-tools-required-stream", "sglang-tools-required-no-call-stream")
 """Rows of tests of their own."""
 
 OTHER_KINDS = (
-    *("anthropic", "completions", "generate", "responses", "metrics", "props", "slots", "models", "model-info"),
-    *("server-info", "v1-loads", "health", "vllm-load", "vllm-ping", "vllm-version"),
+    *("count-tokens", "generate", "metrics", "props", "slots", "models", "model-info", "server-info"),
+    *("v1-loads", "health", "vllm-load", "vllm-ping", "vllm-version"),
 )
-"""Parts of names of captures that are not of this dialect."""
+"""Parts of names of captures that are no answers."""
+
+IN_NAME = {"anthropic": "anthropic-messages", "completions": "openai-completions", "responses": "openai-responses"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,26 +173,33 @@ def exchange_of(file: Path) -> tuple[ExchangeResult, bytes]:
     return result, body
 
 
-def play(result: ExchangeResult, pieces: list[bytes], *, stream_asked: bool) -> Seen:
-    """Through events, decoder and judgement, in the given pieces."""
-    dialect = OpenAIChat()
-    chunks = keepalives = 0
-    fault = None
-    if result.streamed:
-        events, decoder = sse.EventStream(), dialect.decoder()
-        payloads = [payload for piece in pieces for payload in events.feed(piece)] + events.close()
-        chunks = sum(bool(decoder.feed(payload) & TEXT) for payload in payloads)
-        decoded: Decoded | None = decoder.decoded()
-        keepalives = events.keepalives
-    else:
+def dialect_of(name: str) -> Dialect:
+    return DIALECTS[next((dialect for part, dialect in IN_NAME.items() if part in name), "openai-chat")]
+
+
+def play(dialect: Dialect, result: ExchangeResult, pieces: list[bytes], *, stream_asked: bool) -> Seen:
+    """Through the sink of an exchange and the judgement, in the given pieces."""
+    if not result.streamed:
         decoded, fault = decode_body(dialect, result)
-    conclusion = conclude(result, decoded=decoded, stream_asked=stream_asked, parse_fault=fault)
-    return Seen(conclusion, decoded, account_tokens(decoded, chunks), chunks, keepalives)
+        conclusion = conclude(result, decoded=decoded, stream_asked=stream_asked, parse_fault=fault)
+        return Seen(conclusion, decoded, account_tokens(decoded, 0), 0, 0)
+    answer = Answer(dialect.decoder())
+    answer.more([(stamp, piece) for stamp, piece in enumerate(pieces)])
+    answer.end()
+    told = answer.decoder.decoded()
+    conclusion = conclude(
+        result,
+        decoded=told,
+        stream_asked=stream_asked,
+        parse_fault=answer.fault,
+        unterminated=answer.unterminated,
+    )
+    return Seen(conclusion, told, account_tokens(told, answer.chunks), answer.chunks, answer.keepalives)
 
 
 def replay(shared: Path, name: str) -> Seen:
     result, body = exchange_of(shared / "captures" / f"{name}.txt")
-    return play(result, [body], stream_asked=result.streamed)
+    return play(dialect_of(name), result, [body], stream_asked=result.streamed)
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -205,11 +233,10 @@ def test_a_failure_has_its_class_and_says_what_the_server_said(name: str, shared
     assert "\n" not in detail
 
 
-def test_no_capture_of_this_dialect_is_forgotten(shared: Path) -> None:
+def test_no_capture_of_an_answer_is_forgotten(shared: Path) -> None:
     names = {file.stem for file in (shared / "captures").glob("*.txt")}
     ours = {name for name in names if not any(kind in name for kind in OTHER_KINDS)}
-    ours |= {name for name in names if "overload-nostream" in name}
-    # A 401 of Anthropic's path, of the model list, and a completions stream are of other dialects.
+    ours |= {name for name in names if "overload" in name}
     assert ours - {"vllm-err-401-models"} == {*ANSWERS, *FAILURES, *ELSEWHERE}
 
 
@@ -257,33 +284,32 @@ def test_a_result_does_not_depend_on_where_the_bytes_were_cut(shared: Path) -> N
         if not result.streamed or len(body) > SHORT:
             continue
         streams += 1
-        whole = play(result, [body], stream_asked=True)
+        dialect = dialect_of(name)
+        whole = play(dialect, result, [body], stream_asked=True)
         for cut in range(1, len(body)):
-            assert play(result, [body[:cut], body[cut:]], stream_asked=True) == whole, (name, cut)
-        assert play(result, [body[i : i + 1] for i in range(len(body))], stream_asked=True) == whole, name
-    assert streams >= 14
+            assert play(dialect, result, [body[:cut], body[cut:]], stream_asked=True) == whole, (name, cut)
+        assert play(dialect, result, [body[i : i + 1] for i in range(len(body))], stream_asked=True) == whole, name
+    assert streams >= 22
 
 
-def test_a_stream_that_ends_early_is_never_ok(shared: Path) -> None:
-    """Each prefix of a good answer with the connection cut there; and with a clean end before its finish reason."""
-    result, body = exchange_of(shared / "captures" / "vllm-chat-stream-usage.txt")
-    finish = body.index(b'"length"')
-    for cut in range(len(body) - len(b"data: [DONE]\n\n")):
-        reset = ExchangeResult(attempt_ns=0, status=200, headers=result.headers, streamed=True, complete=False)
-        clean = ExchangeResult(attempt_ns=0, status=200, headers=result.headers, streamed=True, complete=True)
-        for exchange in (reset, clean) if cut < finish else (reset,):
-            seen = play_cut(exchange, body[:cut])
+@pytest.mark.parametrize(
+    ("name", "finish", "end"),
+    [
+        ("vllm-chat-stream-usage", b'"length"', b"data: [DONE]\n\n"),
+        ("vllm-completions-stream", b'"length"', b"data: [DONE]\n\n"),
+        # Of these a clean end without the last event is a cut, too (ST-16).
+        ("vllm-anthropic-stream", b'"message_stop"}', b'{"type":"message_stop"}\n\n'),
+        ("vllm-responses-stream", b'"type":"response.completed"', b"}\n\n"),
+    ],
+)
+def test_a_stream_that_ends_early_is_never_ok(name: str, finish: bytes, end: bytes, shared: Path) -> None:
+    """Each prefix of a good answer with the connection cut there; and with a clean end before it says how it ended."""
+    result, body = exchange_of(shared / "captures" / f"{name}.txt")
+    said = body.index(finish)
+    reset = ExchangeResult(attempt_ns=0, status=200, headers=result.headers, streamed=True, complete=False)
+    clean = ExchangeResult(attempt_ns=0, status=200, headers=result.headers, streamed=True, complete=True)
+    for cut in range(body.rindex(end)):
+        for exchange in (reset, clean) if cut < said else (reset,):
+            seen = play(dialect_of(name), exchange, [body[:cut]], stream_asked=True).conclusion
             assert seen.outcome is Outcome.FAILED, cut
             assert seen.error_class in (ErrorClass.TRUNCATED, ErrorClass.NO_OUTPUT), cut
-
-
-def play_cut(result: ExchangeResult, body: bytes) -> Conclusion:
-    events, decoder = sse.EventStream(), OpenAIChat().decoder()
-    for payload in events.feed(body):
-        decoder.feed(payload)
-    for payload in events.close():
-        try:
-            decoder.feed(payload)
-        except ValueError:  # half an event; the sink passes over it, too
-            continue
-    return conclude(result, decoded=decoder.decoded(), stream_asked=True, unterminated=events.unterminated)

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infersiege.channels import DIALECTS, LATER_DIALECTS
+from infersiege.channels import DIALECTS, LATER_DIALECTS, PROFILES, key_headers
 from infersiege.channels.accounting import account_tokens, estimate_tokens
 from infersiege.channels.dialect import ANSWER, DONE, ERROR, TEXT, Decoded
 from infersiege.channels.openai_chat import OpenAIChat
+from infersiege.errors import UsageError
 from infersiege.records import ErrorClass, TokensFrom
 
 E = ErrorClass
@@ -574,7 +575,11 @@ CALL = some_of(
     index=st.integers(-2, 3) | JSON, id=st.text(max_size=2) | JSON, function=JSON | some_of(name=JSON, arguments=JSON)
 )
 CHOICE = some_of(
-    delta=DELTA | some_of(tool_calls=st.lists(CALL, max_size=3)), message=DELTA, finish_reason=JSON, usage=JSON
+    text=JSON,
+    delta=DELTA | some_of(tool_calls=st.lists(CALL, max_size=3)),
+    message=DELTA,
+    finish_reason=JSON,
+    usage=JSON,
 )
 CHUNK = some_of(
     choices=st.lists(CHOICE | JSON, max_size=3) | JSON,
@@ -748,7 +753,65 @@ def test_every_request_is_utf_8_json(text: str, extra: Any) -> None:
     body_of(messages=[{"role": "user", "content": text}], model=text, extra={"x": extra})
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("extra", [{"n": 2}, {"best_of": 4}, {"echo": True}, {"background": True}])
+def test_what_cannot_be_measured_is_refused_with_a_reason(dialect: str, extra: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(extra))} = .* can't be measured: ") as caught:
+        DIALECTS[dialect].request_body(**(REQUEST | {"extra": extra}))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("extra", [{"n": 1}, {"n": None}, {"echo": False}, {"logprobs": True, "top_logprobs": 2}])
+def test_what_can_be_measured_is_sent(dialect: str, extra: dict[str, Any]) -> None:
+    body = json.loads(DIALECTS[dialect].request_body(**(REQUEST | {"extra": extra})))
+    assert body.items() >= extra.items()
+
+
+def test_logprobs_change_nothing() -> None:
+    payload = b'{"choices":[{"index":0,"delta":{"content":"a"},"logprobs":{"content":[{"token":"a","logprob":-0.1}]}}]}'
+    seen, decoded = feed(payload)
+    assert (seen, decoded.text, decoded.flags) == ([SPOKEN], "a", ())
+
+
+def test_tokens_written_to_a_cache_are_told() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cache_write_tokens": 8}}
+    told = feed(says("a"), chunk(usage=usage))[1].usage
+    assert told is not None
+    assert (told.prompt_tokens, told.cached_tokens, told.cache_write_tokens) == (9, None, 8)
+
+
 def test_the_dialects_that_there_are() -> None:
     assert {name: dialect.name for name, dialect in DIALECTS.items()} == {name: name for name in DIALECTS}
-    assert not set(LATER_DIALECTS) & set(DIALECTS)
-    assert DIALECTS["openai-chat"].path == "/chat/completions"
+    assert LATER_DIALECTS == ()
+    assert {name: dialect.path for name, dialect in DIALECTS.items()} == {
+        "openai-chat": "/chat/completions",
+        "openai-completions": "/completions",
+        "openai-responses": "/responses",
+        "anthropic-messages": "/messages",
+    }
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_each_engine_has_a_path_for_its_own_dialect(name: str) -> None:
+    profile = PROFILES[name]
+    assert profile.default_dialect in profile.dialects
+    assert set(profile.dialects) <= set(DIALECTS)
+    assert "openai-chat" in profile.dialects
+    assert profile.default_dialect == ("anthropic-messages" if name == "anthropic" else "openai-chat")
+
+
+@pytest.mark.parametrize(
+    ("engine", "dialect", "headers", "why"),
+    [
+        ("anthropic", "anthropic-messages", {"x-api-key": "k"}, "its own form"),
+        ("anthropic", "openai-chat", {"authorization": "Bearer k"}, "its OpenAI-compatible address"),
+        ("vllm", "anthropic-messages", {"authorization": "Bearer k"}, "it answers 401 to x-api-key"),
+        ("sglang", "anthropic-messages", {"authorization": "Bearer k"}, "as its capture was asked"),
+        ("generic", "anthropic-messages", {"x-api-key": "k", "authorization": "Bearer k"}, "nobody knows: both"),
+        ("generic", "openai-chat", {"authorization": "Bearer k"}, "OpenAI has one form"),
+        ("vllm", "openai-responses", {"authorization": "Bearer k"}, "OpenAI has one form"),
+    ],
+)
+def test_how_the_key_is_sent(engine: str, dialect: str, headers: dict[str, str], why: str) -> None:
+    assert key_headers(PROFILES[engine], DIALECTS[dialect], "k") == headers, why

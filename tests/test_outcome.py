@@ -93,6 +93,9 @@ def verdict(conclusion: Conclusion) -> tuple[Outcome, ErrorClass | None]:
 OK = (Outcome.OK, None)
 
 
+AT_A_LIMIT = ("length", "max_tokens", "model_context_window_exceeded", "max_output_tokens")
+
+
 def failed(error_class: ErrorClass) -> tuple[Outcome, ErrorClass]:
     return Outcome.FAILED, error_class
 
@@ -127,6 +130,13 @@ def test_st_14_in_stream_error_after_200() -> None:
         ("end_turn", OK, "Anthropic behind a gateway"),
         ("STOP", OK, "Gemini behind a gateway"),
         ("MAX_TOKENS", OK, "Gemini behind a gateway"),
+        ("tool_use", OK, "Anthropic: a call"),
+        ("pause_turn", OK, "Anthropic: a tool of its own takes long, this turn is over"),
+        ("max_tokens", OK, "Anthropic: the limit"),
+        ("model_context_window_exceeded", OK, "Anthropic: the context's end"),
+        ("completed", OK, "Responses: its status"),
+        ("max_output_tokens", OK, "Responses: why it is incomplete"),
+        ("refusal", failed(E.CONTENT_FILTER), "Anthropic: withheld"),
         ("abort", failed(E.STREAM_ERROR), "vLLM, SGLang, LMDeploy: given up"),
         ("error", failed(E.STREAM_ERROR), "LMDeploy, gateways"),
         ("parse_error", failed(E.STREAM_ERROR), "LMDeploy"),
@@ -140,7 +150,7 @@ def test_st_17_only_known_finish_reasons_end_a_full_answer(reason: str, want: ob
     conclusion, _, _ = stream(TEXT_A + finish(reason) + USAGE + DONE)
     assert verdict(conclusion) == want, why
     assert conclusion.finish_reason == reason
-    assert ("length" in conclusion.flags) == (reason.lower() in ("length", "max_tokens"))
+    assert ("length" in conclusion.flags) == (reason.lower() in AT_A_LIMIT)
     assert (conclusion.error_detail is None) == (want == OK)
 
 
@@ -362,6 +372,8 @@ def error_body(message: str, kind: str | None = None, code: Any = None) -> str:
         (503, "", E.OVERLOAD, "no body"),
         (504, "", E.SERVER, "a proxy's deadline"),
         (529, error_body("x", "overloaded_error"), E.OVERLOAD, "Anthropic"),
+        (529, '{"type":"error","error":{"type":"overloaded_error","message":"x"}}', E.OVERLOAD, "Anthropic, in full"),
+        (413, error_body("x", "request_too_large"), E.BAD_REQUEST, "Anthropic: bytes, not tokens"),
         (418, "", E.BAD_REQUEST, "any other of 4xx"),
         (599, "", E.SERVER, "any other of 5xx"),
         (307, "", E.BAD_REQUEST, "not followed"),
@@ -418,6 +430,8 @@ ANSWER_BODY = (
         ("", "application/json", E.NO_OUTPUT, "empty body"),
         ("", "text/plain", E.NO_OUTPUT, "empty body"),
         (ANSWER_BODY, "application/json", E.STREAM_ERROR, "stream = false"),
+        ('{"type":"message","content":[{"type":"text","text":"a"}]}', "application/json", E.STREAM_ERROR, "false"),
+        ('{"object":"response","error":null,"output":[]}', "application/json", E.STREAM_ERROR, "stream = false"),
         (GOOD, "text/plain", E.STREAM_ERROR, "text/plain"),
         ("ok", "text/plain", E.NO_OUTPUT, "ok"),
         ("{}", "application/json", E.NO_OUTPUT, "without an answer"),

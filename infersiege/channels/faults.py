@@ -70,6 +70,7 @@ KINDS: dict[str, ErrorClass] = {
     "insufficientquota": ErrorClass.RATE_LIMIT,  # OpenAI
     "authenticationerror": ErrorClass.AUTH,
     "permissionerror": ErrorClass.AUTH,
+    "billingerror": ErrorClass.AUTH,  # Anthropic: its 402
     "permissiondeniederror": ErrorClass.AUTH,
     "invalidapikey": ErrorClass.AUTH,
     "unauthorized": ErrorClass.AUTH,
@@ -84,6 +85,7 @@ VAGUE_KINDS: dict[str, ErrorClass] = {
     "badrequesterror": ErrorClass.BAD_REQUEST,
     "badrequest": ErrorClass.BAD_REQUEST,
     "invalidrequesterror": ErrorClass.BAD_REQUEST,
+    "requesttoolarge": ErrorClass.BAD_REQUEST,  # Anthropic: its 413, counted in bytes
     "validation": ErrorClass.BAD_REQUEST,  # TGI: also for prompts that are too long, so the wording comes first
 }
 

@@ -1,5 +1,7 @@
 """The dialect `openai-chat`: `/chat/completions` of OpenAI and of every engine that speaks it.
 
+Its decoder reads the chunks of `/completions` too, which differ in one field.
+
 `feed` is on the hot path. It decodes into structs that hold only the fields we read; msgspec skips the rest without
 building it. What those structs refuse (a list where an object belongs, bad UTF-8, half a surrogate pair) is decoded
 once more by a lenient path and brought into the same structs, so that the meaning of a chunk is written down once.
@@ -7,17 +9,17 @@ once more by a lenient path and brought into the same structs, so that the meani
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from infersiege.channels.dialect import ANSWER, DONE, ERROR, TEXT, Decoded, StreamFault
+from infersiege.channels.dialect import ANSWER, DONE, ERROR, TEXT, Decoded, Dialect, StreamFault
 from infersiege.channels.faults import class_of_stream_error, server_error
-from infersiege.channels.leniency import encodable, joined, lenient_json
+from infersiege.channels.leniency import joined, lenient_json
 from infersiege.channels.openai_tools import ToolCalls
 from infersiege.channels.openai_usage import Counters
+from infersiege.channels.request import encoded, given, refuse
 from infersiege.records import Message
 
 _DEEPEST_TEXT = 8
@@ -39,6 +41,8 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: Any = None
     message: _Delta | None = None
     usage: Any = None
+    text: Any = None
+    """What `/completions` has in the place of a delta."""
 
 
 class _Chunk(msgspec.Struct, gc=False):
@@ -123,6 +127,8 @@ class OpenAIChatDecoder:
                 elif content is not None:
                     flags |= self._parts(content)
                 flags |= self._beside_content(delta)
+            elif choice.text is not None:
+                flags |= self._completion(choice.text)
             if choice.finish_reason:
                 self._finish(choice)
         told = None if chunk.usage is None else self._counters.take_usage(chunk.usage)
@@ -139,6 +145,14 @@ class OpenAIChatDecoder:
         if self._model is None:
             self._learn_model(chunk)
         return flags
+
+    def _completion(self, text: object) -> int:
+        if type(text) is not str:
+            return self._parts(text)
+        if not text:
+            return 0
+        self._text.append(text)
+        return TEXT | ANSWER
 
     def _beside_content(self, delta: _Delta) -> int:
         """Reasoning, tool calls and refusals: what a plain delta has not."""
@@ -253,7 +267,7 @@ class OpenAIChatDecoder:
         )
 
 
-class OpenAIChat:
+class OpenAIChat(Dialect):
     """The dialect: request bodies in, decoders out. Holds no state."""
 
     name = "openai-chat"
@@ -271,10 +285,8 @@ class OpenAIChat:
         sampling: dict[str, Any],
         extra: dict[str, Any],
     ) -> bytes:
-        """UTF-8 JSON. `sampling` keys that are None or empty are left out; `extra` comes last and wins.
-
-        Never raises for text: half surrogate pairs, which JSON traces can hold, become U+FFFD.
-        """
+        """As `Dialect` says; messages, tools and sampling are verbatim."""
+        refuse(extra)
         body: dict[str, Any] = {"model": model, "messages": messages}
         if tools:
             body["tools"] = tools
@@ -282,36 +294,36 @@ class OpenAIChat:
         body["stream"] = stream
         if stream and include_usage:
             body["stream_options"] = {"include_usage": True}
-        body.update((key, value) for key, value in sampling.items() if value is not None and value not in ((), [], ""))
-        body.update(extra)
-        try:
-            return msgspec.json.encode(body)
-        except (UnicodeEncodeError, TypeError, ValueError, OverflowError):
-            return json.dumps(encodable(body), ensure_ascii=False, default=str).encode("utf-8", "replace")
+        return encoded(body | given(sampling) | extra)
 
     def decoder(self) -> OpenAIChatDecoder:
         return OpenAIChatDecoder()
 
     def decode_whole(self, body: bytes) -> Decoded:
-        """A non-streamed answer; an error object gives a Decoded with a fault.
+        """A non-streamed answer. Raises ValueError on what is neither an answer nor an error."""
+        return whole_answer(body)
 
-        Raises ValueError on what is neither an answer nor an error. `first_chunk_tokens` is None: there are no chunks.
-        """
-        value = lenient_json(body)
-        if not isinstance(value, dict):
-            raise ValueError(f"expected a JSON object, got {type(value).__name__}")
-        if not isinstance(value.get("choices"), list) and server_error(value) is None:
-            raise ValueError("neither `choices` nor an error in the answer")
-        decoder = OpenAIChatDecoder()
-        try:
-            chunk = _parse_named(body)
-            decoder._take(chunk, chunk.choices or [])
-            if not chunk.choices:
-                decoder._error(value)
-        except (ValueError, RecursionError):
-            decoder._take_value(value)
-        decoder._done = True
-        return msgspec.structs.replace(decoder.decoded(), first_chunk_tokens=None)
+
+def whole_answer(body: bytes) -> Decoded:
+    """A non-streamed answer of chat or completions; an error object gives a Decoded with a fault.
+
+    Raises ValueError on what is neither an answer nor an error. `first_chunk_tokens` is None: there are no chunks.
+    """
+    value = lenient_json(body)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+    if not isinstance(value.get("choices"), list) and server_error(value) is None:
+        raise ValueError("neither `choices` nor an error in the answer")
+    decoder = OpenAIChatDecoder()
+    try:
+        chunk = _parse_named(body)
+        decoder._take(chunk, chunk.choices or [])
+        if not chunk.choices:
+            decoder._error(value)
+    except (ValueError, RecursionError):
+        decoder._take_value(value)
+    decoder._done = True
+    return msgspec.structs.replace(decoder.decoded(), first_chunk_tokens=None)
 
 
 def _plain(value: object, deeper: int = _DEEPEST_TEXT) -> str:
@@ -333,6 +345,7 @@ def _lenient_choice(choice: dict[str, Any]) -> _Choice:
         finish_reason=choice.get("finish_reason"),
         message=_lenient_delta(choice.get("message")),
         usage=choice.get("usage"),
+        text=choice.get("text"),
     )
 
 

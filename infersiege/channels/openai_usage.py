@@ -33,6 +33,7 @@ class Counters:
         cached = prompt_details.get("cached_tokens") if isinstance(prompt_details, dict) else None
         if cached is None:  # DeepSeek; Moonshot
             cached = usage.get("prompt_cache_hit_tokens", usage.get("cached_tokens"))
+        written = prompt_details.get("cache_write_tokens") if isinstance(prompt_details, dict) else None
         reasoning = output_details.get("reasoning_tokens") if isinstance(output_details, dict) else None
         if reasoning is None:  # SGLang
             reasoning = usage.get("reasoning_tokens")
@@ -40,6 +41,7 @@ class Counters:
         self._usage = Usage(
             prompt_tokens=self._newer(usage.get("prompt_tokens"), before.prompt_tokens),
             cached_tokens=self._newer(cached, before.cached_tokens),
+            cache_write_tokens=self._newer(written, before.cache_write_tokens),
             output_tokens=self._newer(usage.get("completion_tokens"), before.output_tokens),
             reasoning_tokens=self._newer(reasoning, before.reasoning_tokens),
         )
@@ -75,12 +77,18 @@ class Counters:
     def _newer(self, value: object, before: int | None) -> int | None:
         if value is None:
             return before
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
+        count = token_count(value)
+        if count is None:
             self.odd = True
             return before
-        return value or before or 0
+        return count or before or 0
+
+
+def token_count(value: object) -> int | None:
+    """A whole number of tokens, also where it is written as a float; None: it is none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
 def milliseconds_to_ns(value: object) -> int | None:

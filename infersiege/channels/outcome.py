@@ -40,15 +40,19 @@ __all__ = [
 GOOD_FINISH: frozenset[str] = frozenset(
     {"stop", "tool_calls", "function_call", "length"}  # OpenAI's, so of all engines
     | {"eos_token", "stop_sequence"}  # TGI
-    | {"end_turn", "tool_use", "max_tokens", "model_length"}  # gateways to Anthropic, Gemini and Mistral
+    | {"end_turn", "tool_use", "max_tokens", "model_length"}  # Anthropic, gateways to it, Gemini and Mistral
+    | {"pause_turn", "model_context_window_exceeded"}  # Anthropic
+    | {"completed", "max_output_tokens"}  # Responses: its status, and why it is `incomplete`
 )
 """Finish reasons of a full answer, in lower case."""
 
-LENGTH_FINISH: frozenset[str] = frozenset({"length", "max_tokens", "model_length"})
-"""Of these: the output limit was reached. A full answer, flagged `length`."""
+LENGTH_FINISH: frozenset[str] = frozenset(
+    {"length", "max_tokens", "model_length", "max_output_tokens", "model_context_window_exceeded"}
+)
+"""Of these: the output limit or the context was reached. A full answer, flagged `length`."""
 
 FILTER_FINISH: frozenset[str] = frozenset({"content_filter", "sensitive", "safety", "refusal"})
-"""The server took the answer away: class `content_filter`. OpenAI and Azure; Zhipu; Gemini; gateways to Anthropic."""
+"""The server took the answer away: class `content_filter`. OpenAI and Azure; Zhipu; Gemini; Anthropic."""
 
 END_OF_TURN_TEXT: tuple[str, ...] = (
     *("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end|>", "<end_of_turn>", "</s>", "<|return|>"),
@@ -206,7 +210,7 @@ def _no_stream(facts: _Facts) -> _Finding | None:
     error = server_error(value)
     if error is not None:
         return _Finding(class_of_stream_error(error), f"HTTP {result.status} with an error in it: {error.describe()}")
-    if isinstance(value, dict) and value.get("choices"):
+    if isinstance(value, dict) and _is_whole_answer(value):
         return _Finding(
             ErrorClass.STREAM_ERROR,
             f"a stream was asked, a whole answer came (content type {content_type}): set stream = false",
@@ -249,8 +253,13 @@ def _nothing(facts: _Facts) -> _Finding | None:
 
 
 def _no_end(facts: _Facts) -> _Finding | None:
-    """A clean end of the connection with neither finish reason nor `[DONE]` (ST-20 b)."""
-    if facts.result.streamed and not facts.over and facts.decoded is not None and facts.decoded.finish_reason is None:
+    """A clean end of the connection with neither finish reason nor `[DONE]` (ST-20 b); no `message_stop` (ST-16)."""
+    decoded = facts.decoded
+    if not facts.result.streamed or facts.over or decoded is None:
+        return None
+    if decoded.end_event is not None:
+        return _Finding(ErrorClass.TRUNCATED, f"the stream ended without {decoded.end_event}")
+    if decoded.finish_reason is None:
         return _Finding(ErrorClass.TRUNCATED, "the stream ended with neither a finish reason nor [DONE]")
     return None
 
@@ -344,6 +353,11 @@ def _date_s(value: str | None) -> float | None:
 
 def _is_success(status: int | None) -> bool:
     return status is not None and 200 <= status < 300
+
+
+def _is_whole_answer(value: dict[str, object]) -> bool:
+    """Of OpenAI (chat, completions), of Anthropic, of Responses."""
+    return bool(value.get("choices")) or value.get("type") == "message" or value.get("object") == "response"
 
 
 def _is_page(result: ExchangeResult) -> bool:

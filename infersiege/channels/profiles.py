@@ -9,6 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from infersiege.channels.dialect import Dialect
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = "openai-chat", "openai-completions", "openai-responses", "anthropic-messages"
+EVERY_DIALECT = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+
+BEARER = ("authorization", "Bearer ")
+X_API_KEY = ("x-api-key", "")
+
 
 def _vllm_fixed_length(max_tokens: int) -> dict[str, Any]:
     # min_tokens too: ignore_eos alone still ends at a stop string.
@@ -29,6 +37,8 @@ class Profile:
     """As in a report."""
     default_port: int | None
     default_dialect: str
+    dialects: tuple[str, ...]
+    """Names of the dialects that it has a path for."""
     ready: bool
     """Its own dialect is built and its facts were seen on a running server. False: usable with `default_dialect`, but
     its facts are read from source only, or its own dialect comes later."""
@@ -46,6 +56,8 @@ class Profile:
     """max_tokens -> extra body fields that fix the output length."""
     cached_tokens_hint: str | None = None
     """What to do when `cached_tokens` is unknown."""
+    messages_key: tuple[tuple[str, str], ...] | None = None
+    """(header, what stands before the key) for `anthropic-messages`; None: as that dialect says."""
     checks_model: bool = True
     """False: it answers to any model name, so a wrong one is found only by asking for the list."""
     running_metric: str | None = None
@@ -61,7 +73,8 @@ PROFILES: dict[str, Profile] = {
         name="vllm",
         title="vLLM",
         default_port=8000,
-        default_dialect="openai-chat",
+        default_dialect=CHAT,
+        dialects=EVERY_DIALECT,
         ready=True,
         health_path="/health",
         metrics_path="/metrics",
@@ -69,6 +82,7 @@ PROFILES: dict[str, Profile] = {
         version_key="version",
         ignore_eos_fields=_vllm_fixed_length,
         cached_tokens_hint="start vLLM with --enable-prompt-tokens-details",
+        messages_key=(BEARER,),
         running_metric="vllm:num_requests_running",
         waiting_metric="vllm:num_requests_waiting",
         launch_hint="vllm serve MODEL --enable-prompt-tokens-details",
@@ -77,7 +91,8 @@ PROFILES: dict[str, Profile] = {
         name="sglang",
         title="SGLang",
         default_port=30000,
-        default_dialect="openai-chat",
+        default_dialect=CHAT,
+        dialects=EVERY_DIALECT,
         ready=True,
         health_path="/health",
         metrics_path="/metrics",
@@ -86,6 +101,7 @@ PROFILES: dict[str, Profile] = {
         ignore_eos_fields=_ignore_eos,
         cached_tokens_hint="start SGLang with --enable-cache-report",
         checks_model=False,
+        messages_key=(BEARER,),
         running_metric="sglang:num_running_reqs",
         waiting_metric="sglang:num_queue_reqs",
         launch_hint="python -m sglang.launch_server --model-path MODEL --enable-metrics --enable-cache-report",
@@ -94,13 +110,15 @@ PROFILES: dict[str, Profile] = {
         name="llama.cpp",
         title="llama.cpp",
         default_port=8080,
-        default_dialect="openai-chat",
+        default_dialect=CHAT,
+        dialects=EVERY_DIALECT,
         ready=True,
         health_path="/health",
         metrics_path="/metrics",
         ignore_eos_fields=_ignore_eos,
         cached_tokens_hint="llama.cpp always tells it: something between us drops it",
         checks_model=False,
+        messages_key=(BEARER,),
         running_metric="llamacpp:requests_processing",
         waiting_metric="llamacpp:requests_deferred",
         launch_hint="llama-server -m MODEL.gguf --metrics --slots --parallel N",
@@ -109,10 +127,12 @@ PROFILES: dict[str, Profile] = {
         name="lmdeploy",
         title="LMDeploy",
         default_port=23333,
-        default_dialect="openai-chat",
+        default_dialect=CHAT,
+        dialects=EVERY_DIALECT,
         ready=False,
         health_path="/health",
         metrics_path="/metrics",
+        messages_key=(BEARER,),
         running_metric="lmdeploy:num_requests_running",
         waiting_metric="lmdeploy:num_requests_waiting",
         launch_hint="lmdeploy serve api_server MODEL --enable-metrics (with --api-keys, /metrics needs the key too)",
@@ -121,7 +141,8 @@ PROFILES: dict[str, Profile] = {
         name="tgi",
         title="Text Generation Inference",
         default_port=3000,
-        default_dialect="openai-chat",
+        default_dialect=CHAT,
+        dialects=(CHAT, COMPLETIONS),
         ready=False,
         health_path="/health",
         metrics_path="/metrics",
@@ -135,7 +156,8 @@ PROFILES: dict[str, Profile] = {
         name="tensorrt-llm",
         title="TensorRT-LLM",
         default_port=8000,
-        default_dialect="openai-chat",
+        default_dialect=CHAT,
+        dialects=(CHAT, COMPLETIONS, RESPONSES),
         ready=False,
         health_path="/health",
         metrics_path="/prometheus/metrics",
@@ -145,20 +167,51 @@ PROFILES: dict[str, Profile] = {
         waiting_metric="trtllm_num_requests_waiting",
         launch_hint="trtllm-serve MODEL with return_perf_metrics: true in its options, for /prometheus/metrics",
     ),
-    "openai": Profile(name="openai", title="OpenAI", default_port=None, default_dialect="openai-chat", ready=True),
+    "openai": Profile(
+        name="openai",
+        title="OpenAI",
+        default_port=None,
+        default_dialect=CHAT,
+        dialects=(CHAT, COMPLETIONS, RESPONSES),
+        ready=True,
+    ),
     "taotoken": Profile(
-        name="taotoken", title="TaoToken", default_port=None, default_dialect="openai-chat", ready=False
+        name="taotoken",
+        title="TaoToken",
+        default_port=None,
+        default_dialect=CHAT,
+        dialects=(CHAT, MESSAGES),
+        ready=False,
+        messages_key=(X_API_KEY, BEARER),
     ),
     "anthropic": Profile(
-        # Its OpenAI-compatible address; `anthropic-messages` is a later dialect.
+        # Chat is its OpenAI-compatible address.
         name="anthropic",
         title="Anthropic",
         default_port=None,
-        default_dialect="openai-chat",
+        default_dialect=MESSAGES,
+        dialects=(MESSAGES, CHAT),
         ready=False,
     ),
     "generic": Profile(
-        name="generic", title="OpenAI-compatible server", default_port=None, default_dialect="openai-chat", ready=True
+        name="generic",
+        title="OpenAI-compatible server",
+        default_port=None,
+        default_dialect=CHAT,
+        dialects=EVERY_DIALECT,
+        ready=True,
+        messages_key=(X_API_KEY, BEARER),
     ),
 }
 """Engine name of a plan -> profile."""
+
+
+def key_headers(profile: Profile, dialect: Dialect, key: str) -> dict[str, str]:
+    """The headers, in lower case, that carry the key: of a request, and of a look at the list of models.
+
+    Engines take `x-api-key` or don't (vLLM answers 401 to it); a server of which nothing is known gets both forms.
+    """
+    forms: tuple[tuple[str, str], ...] = ((dialect.key_header, dialect.key_prefix),)
+    if dialect.name == MESSAGES and profile.messages_key is not None:
+        forms = profile.messages_key
+    return {header: prefix + key for header, prefix in forms}
