@@ -291,10 +291,31 @@ FAULTS = [
         "plan.toml:4: channel.local.engine: unknown value 'vlm'; did you mean 'vllm'?",
     ),
     (
-        "dialect of later",
+        "dialect that the engine does not speak",
+        '"vllm"',
+        '"tgi"\ndialect = "anthropic-messages"',
+        "plan.toml:5: channel.local.dialect: Text Generation Inference does not speak anthropic-messages; it has "
+        "openai-chat or openai-completions",
+    ),
+    (
+        "a field of the body that comes from the trace, in this dialect's word",
         '"m"',
-        '"m"\ndialect = "anthropic-messages"',
-        "plan.toml:6: channel.local.dialect: 'anthropic-messages' is not built yet; there are: openai-chat",
+        '"m"\ndialect = "openai-completions"\nextra_body = {prompt = "x"}',
+        "plan.toml:7: channel.local.extra_body.prompt: is set by infersiege itself; it comes from the workload's trace",
+    ),
+    (
+        "several answers per request",
+        '"m"',
+        '"m"\nextra_body = {n = 2}',
+        "plan.toml:6: channel.local.extra_body.n: can't be measured: several answers in one stream have no times of "
+        "their own; send one request for each",
+    ),
+    (
+        "an output length that this dialect can't fix",
+        '"m"',
+        '"m"\ndialect = "anthropic-messages"\nignore_eos = true',
+        "plan.toml:7: channel.local.ignore_eos: anthropic-messages has no field for it; use one of openai-chat, "
+        "openai-completions",
     ),
     (
         "format of later",
@@ -351,10 +372,10 @@ FAULTS = [
         "plan.toml:11: load.speed: means nothing in mode closed, only in replay",
     ),
     (
-        "cloud without an address",
+        "server without an address",
         '"vllm"',
-        '"anthropic"',
-        "plan.toml:3: channel.local.base_url: is missing; anthropic has no default address",
+        '"generic"',
+        "plan.toml:3: channel.local.base_url: is missing; generic has no default address",
     ),
     (
         "base URL without a scheme",

@@ -127,3 +127,36 @@ def test_tool_calling_sessions(llamacpp: engines.Engine, tmp_path: Path) -> None
         before = first[turn.session_id]
         assert (turn.prompt_tokens or 0) > (before.prompt_tokens or 0), "the history grew"
         assert before.closed_ns is not None and turn.due_ns >= before.closed_ns
+
+
+def test_the_same_sessions_in_every_dialect(llamacpp: engines.Engine, tmp_path: Path) -> None:
+    """Only the channel changes. Tokens are the engine's own count in each, and none of them sees the answer late."""
+    dialects = ("openai-completions", "openai-responses", "anthropic-messages")
+    trace = tmp_path / "talks.jsonl"
+    rows = ([f"Tell me of {city}.", "Nice.", "And its people?", "Nice, too."] for city in ("Oslo", "Rome", "Bern"))
+    roles = ("user", "assistant", "user", "assistant")
+    talks = [[{"role": role, "content": text} for role, text in zip(roles, row, strict=True)] for row in rows]
+    trace.write_text("\n".join(json.dumps({"messages": talk}) for talk in talks), encoding="utf-8")
+    channels = "\n".join(
+        f'[channel.{name}]\nengine = "llama.cpp"\nbase_url = "{llamacpp.base_url}"\nmodel = "{llamacpp.model}"\n'
+        f'dialect = "{name}"\nstream = {"false" if name == "openai-responses" else "true"}'
+        for name in dialects
+    )
+    workloads = "\n".join(
+        f'[[workload]]\nscenario = "{name}"\ntrace = "{trace}"\nchannel = "{name}"\nmax_tokens = 12'
+        for name in dialects
+    )
+    load = '[load]\nmode = "closed"\nusers = 3\nramp = "0s"'
+    ran = Siege(tmp_path).run(f"[run]\nstop = {{sessions = 9}}\n{channels}\n{workloads}\n{load}\n")
+    check_conserved(ran)
+    turns = ran.turns
+    assert {turn.outcome for turn in turns} == {Outcome.OK}, ran.out
+    assert {turn.tokens_from for turn in turns} == {TokensFrom.USAGE}
+    for name in dialects:
+        of = [turn for turn in turns if turn.channel == name]
+        assert of and {turn.dialect for turn in of} == {name}
+        assert all(0 < (turn.output_tokens or 0) <= 12 and (turn.prompt_tokens or 0) > 0 for turn in of), name
+        later = [turn for turn in of if turn.turn == 1]
+        assert later and all((turn.cached_tokens or 0) > 0 for turn in later), f"{name}: a history is in the cache"
+        streamed = name != "openai-responses"
+        assert all((turn.first_token_ns is not None) == streamed for turn in of), name

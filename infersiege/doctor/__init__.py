@@ -57,7 +57,8 @@ def preflight(
     A server that is not there yet, or says 502, 503 or 504, is asked again until `wait_ns` is over, for all channels
     together (HC-14); `on_wait` is told the reason whenever it changes. The keys of the result are those of
     `plan.channels`. `details` of the facts may hold: server, models, context_length, usage (`yes`, `no`),
-    cached_tokens (a number; missing when not told), model_answered, model_note.
+    cached_tokens (a number; missing when not told), model_answered, model_note, not_sent (sampling fields that the
+    protocol lacks).
 
     Raises TargetError (exit code 4) with the place, what was seen and what to try; UsageError for a key that cannot be
     read.
@@ -107,6 +108,8 @@ def _examine(
     note = _models_check(probe, models, checks)
     reply, decoded = probe.chat(sampling)
     checks.append(Check(name="answer", ok=True, seen="in a stream" if channel.stream else "in one piece"))
+    left_out = probe.not_sent(sampling)
+    checks += [Check(name="sampling", ok=None, seen=f"{name} is not sent: {why}") for name, why in left_out.items()]
     version = probe.version()
     if version is not None:
         checks.append(Check(name="version", ok=True, seen=version))
@@ -125,7 +128,8 @@ def _examine(
         version=version,
         insecure=channel.insecure,
         streamed=channel.stream,
-        details={key: probe.secrets.scrub(text) for key, text in _details(models, note, reply, decoded).items()},
+        details={key: probe.secrets.scrub(text) for key, text in _details(models, note, reply, decoded).items()}
+        | ({"not_sent": ", ".join(left_out)} if left_out else {}),
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from infersiege.channels import DIALECTS, PROFILES, Dialect, Profile
 from infersiege.channels.dialect import TEXT, Decoded
 from infersiege.channels.faults import ServerError, server_error
+from infersiege.channels.profiles import key_headers
 from infersiege.channels.url import endpoint_url, models_url, root_url
 from infersiege.doctor.http import Limits, NotReadyError, Reply, fetch, tls_context
 from infersiege.errors import InfersiegeError, TargetError
@@ -125,13 +126,14 @@ class Probe:
         """One small answer, asked as the run will ask, with a prompt that no workload has."""
         channel = self.channel
         extra = dict(channel.extra_body)
+        max_tokens = max(MAX_TOKENS, self.dialect.least_output_tokens)
         if channel.ignore_eos and self.profile.ignore_eos_fields is not None:
-            extra = self.profile.ignore_eos_fields(MAX_TOKENS) | extra
+            extra = self.profile.ignore_eos_fields(max_tokens) | extra
         body = self.dialect.request_body(
             model=channel.model,
             messages=[{"role": "user", "content": f"Preflight {os.urandom(6).hex()}: say one word."}],
             tools=None,
-            max_tokens=MAX_TOKENS,
+            max_tokens=max_tokens,
             stream=channel.stream,
             include_usage=channel.include_usage,
             sampling={
@@ -163,6 +165,12 @@ class Probe:
             cut = f", and {reply.cut}" if reply.cut else ""
             self.fail(f"{self.url} answers 200 without any text{end}{cut}", "does this model answer to chat requests?")
         return reply, decoded
+
+    def not_sent(self, sampling: Sampling) -> dict[str, str]:
+        """Sampling fields of the plan that this protocol has no word for -> why they are left out."""
+        asked = {name for name, value in (("seed", sampling.seed), ("stop", sampling.stop)) if value}
+        asked |= {name for name in ("temperature", "top_p") if getattr(sampling, name) is not None}
+        return {name: why for name, why in self.dialect.left_out.items() if name in asked}
 
     def _streamed(self, reply: Reply) -> Decoded:
         if reply.content_type != "text/event-stream":
@@ -210,7 +218,7 @@ class Probe:
             self.fail(
                 f"{self.url} answers 200 with an error: {self._said(error.describe())}", "the server's log tells more"
             )
-        if isinstance(value, dict) and value.get("choices"):
+        if isinstance(value, dict) and _is_whole_answer(value):
             self.fail(
                 f"{self.url} answers in one piece ({reply.content_type}) although a stream was asked for",
                 "does a proxy collect it? stream = false measures it without TTFT and TPOT",
@@ -295,9 +303,10 @@ class Probe:
         headers = {"Accept": "text/event-stream, application/json", "User-Agent": "infersiege"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        headers |= self.channel.headers
+        headers = {name.lower(): value for name, value in headers.items()} | dict(self.dialect.headers)
+        headers |= {name.lower(): value for name, value in self.channel.headers.items()}
         if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
+            headers |= key_headers(self.profile, self.dialect, self._key)
         hint = "start the server, or correct base_url"
         if self.profile.launch_hint:
             hint += f" ({self.profile.launch_hint})"
@@ -316,6 +325,11 @@ def _json(body: bytes) -> Any:
 
 def _is_html(reply: Reply) -> bool:
     return reply.content_type in ("text/html", "application/xhtml+xml") or reply.body.lstrip()[:1] == b"<"
+
+
+def _is_whole_answer(value: dict[str, Any]) -> bool:
+    """Of chat and completions, of Anthropic messages, of Responses."""
+    return bool(value.get("choices")) or value.get("type") == "message" or value.get("object") == "response"
 
 
 def _says_emulated(reply: Reply) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,18 +9,17 @@ from typing import Any
 
 import msgspec
 
-from infersiege.channels import DIALECTS, PROFILES
-from infersiege.channels.url import endpoint_url
-from infersiege.errors import InfersiegeError, TraceError, UsageError
+from infersiege.errors import TraceError
+from infersiege.plan.channel_checks import channels, file_fault
 from infersiege.plan.convert import SECRET_KEYS
-from infersiege.plan.defaults import BUILTIN, default_base_url, local_file
+from infersiege.plan.defaults import BUILTIN, local_file
 from infersiege.plan.faults import Faults
 from infersiege.plan.locate import KeyPath
 from infersiege.plan.registries import names
-from infersiege.plan.schema import SECOND_NS, Channel, Plan, Slo, Workload
+from infersiege.plan.schema import SECOND_NS, Plan, Slo, Workload
 from infersiege.plan.telemetry_checks import telemetry
 from infersiege.plan.values import format_duration
-from infersiege.redact import api_key, looks_secret
+from infersiege.redact import looks_secret
 
 _ACTS_IN: Mapping[str, tuple[str, ...]] = {
     "users": ("closed",),
@@ -37,29 +35,6 @@ _ACTS_IN: Mapping[str, tuple[str, ...]] = {
 _SECRET_HEADERS = frozenset(
     {"authorization", "proxy-authorization", "x-api-key", "api-key", "x-auth-token", "x-goog-api-key", "cookie"}
 )
-_OWN_HEADERS = frozenset(
-    {
-        "host",
-        "content-length",
-        "content-type",
-        "transfer-encoding",
-        "connection",
-        "accept",
-        "accept-encoding",
-        "x-request-id",
-    }
-)
-"""Headers that the framing or the measurement depends on."""
-
-_OWN_FIELDS: Mapping[str, str] = {
-    "model": "set the channel's model instead",
-    "stream": "set the channel's stream instead",
-    "messages": "they come from the workload's trace",
-}
-"""Fields of a request body that must be what the run believes them to be."""
-
-_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -174,84 +149,6 @@ def _size(draft: Draft) -> None:
         )
 
 
-def _channels(draft: Draft) -> None:
-    if draft.faults.ok("channel") and not draft.plan.channels:
-        draft.faults.add(("channel",), "no [channel.NAME] in it: where should requests go?")
-    for name, channel in draft.plan.channels.items():
-        _channel(draft, name, channel)
-
-
-def _channel(draft: Draft, name: str, channel: Channel) -> None:
-    faults = draft.faults
-    here = ("channel", name)
-    if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", name):
-        faults.add(here, "a channel's name is 1 to 100 printable characters")
-    if faults.ok(*here, "engine") and faults.ok(*here, "base_url"):
-        _base_url(faults, here, channel)
-    for header, value in channel.headers.items():
-        _header(faults, (*here, "headers", header), header, value)
-    for name, instead in _OWN_FIELDS.items():
-        if name in channel.extra_body:
-            faults.add((*here, "extra_body", name), f"is set by infersiege itself; {instead}")
-    if channel.ca is not None and faults.ok(*here, "ca"):
-        if channel.insecure:
-            faults.add((*here, "ca"), "nothing is verified with insecure = true; leave one of them out")
-        elif fault := _file_fault(local_file(channel.ca, draft.base), channel.ca):
-            faults.add((*here, "ca"), fault)
-    _key(draft, here, channel)
-
-
-def _base_url(faults: Faults, here: KeyPath, channel: Channel) -> None:
-    if channel.base_url is None:
-        if default_base_url(channel.engine) is None:
-            faults.add((*here, "base_url"), f"is missing; {channel.engine} has no default address")
-        return
-    dialect = channel.dialect or PROFILES[channel.engine].default_dialect
-    if not faults.ok(*here, "dialect"):
-        return
-    try:
-        endpoint_url(channel.base_url, DIALECTS[dialect].path)
-    except InfersiegeError as error:
-        faults.add((*here, "base_url"), f"{error}" + (f"; {error.hint}" if error.hint else ""))
-
-
-def _header(faults: Faults, here: KeyPath, name: str, value: object) -> None:
-    if not faults.ok(*here) or not isinstance(value, str):
-        return
-    if not _TOKEN.fullmatch(name):
-        faults.add(here, "is no name of an HTTP header")
-    elif name.lower() in _OWN_HEADERS:
-        faults.add(here, "is set by infersiege itself")
-    elif not value.isascii() or not value.isprintable():
-        faults.add(here, "its value must be printable ASCII, without line ends")
-
-
-def _key(draft: Draft, here: KeyPath, channel: Channel) -> None:
-    faults, variable = draft.faults, channel.api_key_env
-    if variable is not None and channel.api_key_file is not None and faults.ok(*here, "api_key_file"):
-        faults.add((*here, "api_key_file"), "the key comes from api_key_env already; leave one of them out")
-    source = "api_key_file" if variable is None else "api_key_env"
-    if not faults.ok(*here, source):
-        return
-    if variable is not None and not _VARIABLE.fullmatch(variable):
-        faults.add((*here, source), "is no name of an environment variable (the key itself must not stand here)")
-        return
-    if draft.environ is None:
-        return
-    file = channel.api_key_file and str(local_file(channel.api_key_file, draft.base))
-    if variable is None and file is not None and (fault := _file_fault(Path(file), file)):
-        faults.add((*here, source), fault)
-        return
-    try:
-        key = api_key(msgspec.structs.replace(channel, api_key_file=file), draft.environ)
-    except UsageError as error:
-        faults.add((*here, source), str(error))
-        return
-    if variable is not None and key is None:
-        state = "empty" if variable in draft.environ else "not set"
-        faults.add((*here, source), f"the environment variable {variable} is {state}; export it with the key")
-
-
 def _workloads(draft: Draft) -> None:
     faults = draft.faults
     if faults.ok("workload") and not draft.plan.workloads:
@@ -305,20 +202,10 @@ def _trace(draft: Draft, here: KeyPath, trace: str) -> None:
             draft.faults.add((*here, "format"), "a built-in workload is no file and has no format")
         return
     path = local_file(trace, draft.base)
-    fault = _file_fault(path, str(path))
+    fault = file_fault(path, str(path))
     if fault is not None:
         hint = f'; for the built-in one write "{BUILTIN}{trace}"' if trace in names("BUILTINS").now else ""
         draft.faults.add(where, fault + hint)
-
-
-def _file_fault(path: Path, shown: str) -> str | None:
-    """Why a file that the plan names can't be read; None: it can be tried."""
-    from infersiege.traces.source import is_missing, why_unreadable
-
-    if is_missing(path):
-        return f"there is no file {shown}"
-    reason = why_unreadable(path)
-    return None if reason is None else f"{shown} {reason}"
 
 
 def _options(draft: Draft, here: KeyPath, workload: Workload) -> None:
@@ -393,4 +280,4 @@ def _unstreamed(plan: Plan, slo: Slo) -> list[str]:
     return silent if len(silent) == len(seen) else []
 
 
-CHECKS: tuple[Callable[[Draft], None], ...] = (_run, _load, _channels, _workloads, _slos, telemetry, _secrets)
+CHECKS: tuple[Callable[[Draft], None], ...] = (_run, _load, channels, _workloads, _slos, telemetry, _secrets)

@@ -15,6 +15,7 @@ BUILTIN = "builtin:"
 """How the trace of a built-in workload begins."""
 
 CLOUDS: Mapping[str, str] = {
+    "anthropic": "https://api.anthropic.com/v1",
     "openai": "https://api.openai.com/v1",
     "taotoken": "https://taotoken.net/api",
 }

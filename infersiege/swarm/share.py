@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from infersiege.channels import DIALECTS
-from infersiege.channels.profiles import PROFILES
+from infersiege.channels.profiles import PROFILES, key_headers
 from infersiege.channels.url import endpoint_url
 from infersiege.gate import request_limits
 from infersiege.metrics.windows import windows
@@ -256,10 +256,11 @@ def route_of(name: str, channel: Channel, plan: Plan, environ: Mapping[str, str]
         "user-agent": "infersiege",
         "accept": "text/event-stream" if channel.stream else "application/json",
         "content-type": "application/json",
+        **dialect.headers,
         **{header.lower(): value for header, value in channel.headers.items()},
     }
     if key is not None:
-        headers["authorization"] = f"Bearer {key}"
+        headers |= key_headers(profile, dialect, key)
     path = "/" + url.split("://", 1)[1].partition("/")[2]
     return Route(
         labels=ChannelLabels(name=name, engine=channel.engine, dialect=dialect_name, model=channel.model),

@@ -42,7 +42,7 @@ class Route:
 
     def request(self, turn: PreparedTurn, request_id: str) -> Request:
         """The POST of one turn."""
-        extra = {**turn.extra, **self.channel.extra_body}
+        extra = {**self.dialect.request_fields(turn.extra), **self.channel.extra_body}
         fixed_length = self.profile.ignore_eos_fields
         if self.channel.ignore_eos and fixed_length and turn.plain_text and turn.asked_output_tokens is not None:
             extra |= fixed_length(turn.max_tokens)

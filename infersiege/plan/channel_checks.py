@@ -1,0 +1,156 @@
+"""Faults of [channel.NAME]: address, protocol, headers and fields that a plan must not set, the key's source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from infersiege.channels import DIALECTS, PROFILES
+from infersiege.channels.request import refusal
+from infersiege.channels.url import endpoint_url
+from infersiege.errors import InfersiegeError, UsageError
+from infersiege.plan.defaults import default_base_url, local_file
+from infersiege.plan.faults import Faults
+from infersiege.plan.locate import KeyPath
+from infersiege.plan.schema import Channel
+from infersiege.redact import api_key
+
+if TYPE_CHECKING:
+    from infersiege.plan.checks import Draft
+
+_OWN_HEADERS = frozenset(
+    {
+        "host",
+        "content-length",
+        "content-type",
+        "transfer-encoding",
+        "connection",
+        "accept",
+        "accept-encoding",
+        "x-request-id",
+    }
+)
+"""Headers that the framing or the measurement depends on."""
+
+_OWN_FIELDS: Mapping[str, str] = {
+    "model": "set the channel's model instead",
+    "stream": "set the channel's stream instead",
+}
+"""Fields of a request body that must be what the run believes them to be; the dialect's own (`prompt_fields`) too."""
+_FROM_TRACE = "it comes from the workload's trace"
+
+_FIXED_LENGTH = ("openai-chat", "openai-completions")
+"""Dialects in which engines know `ignore_eos`."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def channels(draft: Draft) -> None:
+    if draft.faults.ok("channel") and not draft.plan.channels:
+        draft.faults.add(("channel",), "no [channel.NAME] in it: where should requests go?")
+    for name, channel in draft.plan.channels.items():
+        _channel(draft, name, channel)
+
+
+def _channel(draft: Draft, name: str, channel: Channel) -> None:
+    faults = draft.faults
+    here = ("channel", name)
+    if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", name):
+        faults.add(here, "a channel's name is 1 to 100 printable characters")
+    if faults.ok(*here, "engine") and faults.ok(*here, "base_url"):
+        _base_url(faults, here, channel)
+    for header, value in channel.headers.items():
+        _header(faults, (*here, "headers", header), header, value)
+    if faults.ok(*here, "engine") and faults.ok(*here, "dialect"):
+        _dialect(draft, here, channel)
+    if channel.ca is not None and faults.ok(*here, "ca"):
+        if channel.insecure:
+            faults.add((*here, "ca"), "nothing is verified with insecure = true; leave one of them out")
+        elif fault := file_fault(local_file(channel.ca, draft.base), channel.ca):
+            faults.add((*here, "ca"), fault)
+    _key(draft, here, channel)
+
+
+def _dialect(draft: Draft, here: KeyPath, channel: Channel) -> None:
+    """The protocol is one that the engine speaks, and nothing is asked for that it can't carry."""
+    faults, profile = draft.faults, PROFILES[channel.engine]
+    name = channel.dialect or profile.default_dialect
+    if name not in profile.dialects:
+        known = " or ".join(profile.dialects)
+        faults.add((*here, "dialect"), f"{profile.title} does not speak {name}; it has {known}")
+        return
+    own = {**dict.fromkeys(DIALECTS[name].prompt_fields, _FROM_TRACE), **_OWN_FIELDS}
+    for field, value in channel.extra_body.items():
+        where = (*here, "extra_body", field)
+        if field in own:
+            faults.add(where, f"is set by infersiege itself; {own[field]}")
+        elif (reason := refusal(field, value)) is not None:
+            faults.add(where, f"can't be measured: {reason}")
+    if channel.ignore_eos and name not in _FIXED_LENGTH and faults.ok(*here, "ignore_eos"):
+        faults.add((*here, "ignore_eos"), f"{name} has no field for it; use one of {', '.join(_FIXED_LENGTH)}")
+
+
+def _base_url(faults: Faults, here: KeyPath, channel: Channel) -> None:
+    if channel.base_url is None:
+        if default_base_url(channel.engine) is None:
+            faults.add((*here, "base_url"), f"is missing; {channel.engine} has no default address")
+        return
+    dialect = channel.dialect or PROFILES[channel.engine].default_dialect
+    if not faults.ok(*here, "dialect"):
+        return
+    try:
+        endpoint_url(channel.base_url, DIALECTS[dialect].path)
+    except InfersiegeError as error:
+        faults.add((*here, "base_url"), f"{error}" + (f"; {error.hint}" if error.hint else ""))
+
+
+def _header(faults: Faults, here: KeyPath, name: str, value: object) -> None:
+    if not faults.ok(*here) or not isinstance(value, str):
+        return
+    if not _TOKEN.fullmatch(name):
+        faults.add(here, "is no name of an HTTP header")
+    elif name.lower() in _OWN_HEADERS:
+        faults.add(here, "is set by infersiege itself")
+    elif not value.isascii() or not value.isprintable():
+        faults.add(here, "its value must be printable ASCII, without line ends")
+
+
+def _key(draft: Draft, here: KeyPath, channel: Channel) -> None:
+    faults, variable = draft.faults, channel.api_key_env
+    if variable is not None and channel.api_key_file is not None and faults.ok(*here, "api_key_file"):
+        faults.add((*here, "api_key_file"), "the key comes from api_key_env already; leave one of them out")
+    source = "api_key_file" if variable is None else "api_key_env"
+    if not faults.ok(*here, source):
+        return
+    if variable is not None and not _VARIABLE.fullmatch(variable):
+        faults.add((*here, source), "is no name of an environment variable (the key itself must not stand here)")
+        return
+    if draft.environ is None:
+        return
+    file = channel.api_key_file and str(local_file(channel.api_key_file, draft.base))
+    if variable is None and file is not None and (fault := file_fault(Path(file), file)):
+        faults.add((*here, source), fault)
+        return
+    try:
+        key = api_key(msgspec.structs.replace(channel, api_key_file=file), draft.environ)
+    except UsageError as error:
+        faults.add((*here, source), str(error))
+        return
+    if variable is not None and key is None:
+        state = "empty" if variable in draft.environ else "not set"
+        faults.add((*here, source), f"the environment variable {variable} is {state}; export it with the key")
+
+
+def file_fault(path: Path, shown: str) -> str | None:
+    """Why a file that the plan names can't be read; None: it can be tried."""
+    from infersiege.traces.source import is_missing, why_unreadable
+
+    if is_missing(path):
+        return f"there is no file {shown}"
+    reason = why_unreadable(path)
+    return None if reason is None else f"{shown} {reason}"
