@@ -67,8 +67,12 @@ class Control:
         new.replace(self.file)
 
     def environ(self, library: Path) -> dict[str, str]:
-        """The environment of a command that shall find the stand-in."""
-        return {**os.environ, "LD_LIBRARY_PATH": str(library.parent), CONTROL: str(self.file)}
+        """The environment of a command that shall find the stand-in and this file.
+
+        LD_LIBRARY_PATH alone does, for a file of the usual name: a process that gets no variable of tests works too.
+        """
+        places = f"{self.file.parent}:{library.parent}"
+        return {**os.environ, "LD_LIBRARY_PATH": places, CONTROL: str(self.file)}
 
 
 class VirtualClock:

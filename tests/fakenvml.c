@@ -1,5 +1,5 @@
 /* Test-only libnvidia-ml.so.1: ABI subset of NVML for agents without a GPU.  cc -shared -fPIC -O2 -Wl,-soname,libnvidia-ml.so.1 -o libnvidia-ml.so.1 fakenvml.c -lm -lpthread
-   Control file named by $FAKE_NVML_CONF, re-read on mtime/size change, lines KEY=VALUE:
+   Control file named by $FAKE_NVML_CONF, else nvml.conf in the first folder of $LD_LIBRARY_PATH; re-read on mtime/size change, lines KEY=VALUE:
      count=2  mig.0=2  epoch=1 (bump = driver restart: handles stale until nvmlInit again, energy counter restarts)
      init=9  (return code of nvmlInit)   rc.<fn>=<code>   rc.<gpu>=<code> (15 = GPU_IS_LOST)   rc.<gpu>.<fn>=<code>   delay_us.<fn>=20000
      <gpu>.util=73 <gpu>.mem=41 <gpu>.power=345000 (mW) <gpu>.used=… <gpu>.temp= <gpu>.throttle=4 <gpu>.sm= <gpu>.dram=   xid.<seq>=<gpu>:<code>
@@ -25,7 +25,7 @@ struct dev {int i, mig;}; static struct dev devs[16], migs[16][8];
 static double vt; static long calls; static int samples;
 void fakeSetTime(double t){vt=t;} long fakeCalls(void){return calls;} int fakeSamples(void){return samples;} double fakeTime(void){return vt;}
 static double now(void){if(vt>0) return vt; struct timespec t; clock_gettime(CLOCK_REALTIME,&t); return t.tv_sec+t.tv_nsec/1e9;}
-static void load(void){ const char*p=getenv("FAKE_NVML_CONF"); struct stat s; if(!p||stat(p,&s)) return;
+static void load(void){ char beside[4200]; const char*p=getenv("FAKE_NVML_CONF"),*l_=getenv("LD_LIBRARY_PATH"); struct stat s; if(!p&&l_){snprintf(beside,sizeof beside,"%.*s/nvml.conf",(int)strcspn(l_,":"),l_); p=beside;} if(!p||stat(p,&s)) return;
   pthread_mutex_lock(&mu);
   if(s.st_mtim.tv_sec!=mt.tv_sec||s.st_mtim.tv_nsec!=mt.tv_nsec||s.st_size!=sz){ mt=s.st_mtim; sz=s.st_size; nkv=0; FILE*f=fopen(p,"r"); char l[200];
     while(f&&nkv<MAXK&&fgets(l,sizeof l,f)){char*e=strchr(l,'='); if(!e||*l=='#')continue; *e=0; snprintf(kv[nkv].k,64,"%s",l); snprintf(kv[nkv].v,64,"%s",e+1); kv[nkv].v[strcspn(kv[nkv].v,"\r\n")]=0; nkv++;} if(f)fclose(f);} 

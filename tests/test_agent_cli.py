@@ -20,7 +20,7 @@ import databases
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from infersiege_agents import cli, outlet
+from infersiege_agents import cli, environment, outlet
 from infersiege_agents.errors import AgentError
 from infersiege_agents.points import Point
 
@@ -340,3 +340,12 @@ def test_values_that_are_none_are_left_out(tmp_path: Path) -> None:
     file.close()
     (row,) = [json.loads(line) for line in (tmp_path / "o.jsonl").read_bytes().splitlines()]
     assert row == {"at_ns": 7, "measurement": "gpu", "tags": {"host": "h"}, "fields": {"c": 1.0, "d": "x"}}
+
+
+def test_a_process_that_we_start_gets_what_it_needs_and_no_secret() -> None:
+    environ = {
+        "PATH": "/bin", "LC_ALL": "C", "PYTHONPATH": "/x", "LD_LIBRARY_PATH": "/l", "SSL_CERT_FILE": "/c",
+        "TAOTOKEN_API_KEY": TOKEN, "INFLUX_TOKEN": TOKEN, "pypi": TOKEN, "path": TOKEN, "MINE": "asked for",
+    }  # fmt: skip
+    kept = environment.bare(environ, keep=("MINE", "NOT_THERE"))
+    assert kept == {name: text for name, text in environ.items() if text != TOKEN}

@@ -345,7 +345,7 @@ USAGE = [
     ("a map to nothing", ["smi.csv", "--out", "o", "--map", "x=y"], "--map 'x=y': there is no target 'y'"),
     ("open quotes", ["--command", "'", "--out", "o"], '--command "\'": No closing quotation'),
     ("no command", ["--command", " ", "--out", "o"], "--command: is empty"),
-    ("no interval", ["--command", "x", "--interval", "0", "--out", "o"], "'0' is no time in s"),
+    ("no interval", ["--command", "x", "--interval", "0", "--out", "o"], "'0' is no number of seconds from 0.05"),
 ]
 
 

@@ -831,7 +831,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
         (["--url", "127.0.0.1:1", "--out", "OUT"], "is no http or https address"),
         (["--url", "http://127.0.0.1:1", "--engine", "ollama", "--out", "OUT"], "invalid choice: 'ollama'"),
         (["--url", "http://127.0.0.1:1", "--api-key-env", "NO_SUCH", "--out", "OUT"], "NO_SUCH is not set"),
-        (["--url", "http://127.0.0.1:1", "--interval", "0", "--out", "OUT"], "--interval 0.0: must be above 0"),
+        (["--url", "http://127.0.0.1:1", "--interval", "0", "--out", "OUT"], "--interval: '0' is no number of seconds"),
         (["--url", "http://h:1", "--url", "http://h:1/x", "--out", "OUT"], "there are two of h:1"),
     ],
 )

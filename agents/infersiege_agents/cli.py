@@ -7,7 +7,6 @@ takes the parsed arguments and returns an exit code.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
+from infersiege_agents.console import say
 from infersiege_agents.errors import INTERNAL, INTERRUPTED, USAGE, AgentError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _forget(sys.stdout.fileno())
     except OSError as error:
         _forget(sys.stdout.fileno())
-        _say(f"error: standard output can't be written: {error.strerror}")
+        say(f"error: standard output can't be written: {error.strerror}")
         code = code or USAGE
     sys.exit(code)
 
@@ -92,7 +92,7 @@ def _called(arguments: Sequence[str]) -> int:
         report_error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted")
+        say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         return 0
@@ -103,28 +103,23 @@ def _called(arguments: Sequence[str]) -> int:
 
 def report_error(error: AgentError) -> None:
     """Say it on stderr: what, where, and what to try."""
-    _say(f"error: {error}")
+    say(f"error: {error}")
     if error.hint:
-        _say(f"hint: {error.hint}")
+        say(f"hint: {error.hint}")
 
 
 def report_fault_of_ours(error: Exception) -> None:
     """An exception that nobody foresaw: the traceback goes to a file, one line to the user."""
-    _say(f"error: a fault of infersiege-agent: {type(error).__name__}: {error}")
+    say(f"error: a fault of infersiege-agent: {type(error).__name__}: {error}")
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="infersiege-agent-fault-", suffix=".txt", delete=False, encoding="utf-8"
         ) as file:
             traceback.print_exception(error, file=file)
     except OSError:  # a full disk may be the very reason
-        _say("hint: please report it (there is no room for a file with the details)")
+        say("hint: please report it (there is no room for a file with the details)")
     else:
-        _say(f"hint: please report it with {file.name} (look through it for private data first)")
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # nobody can be told
-        print(line, file=sys.stderr, flush=True)
+        say(f"hint: please report it with {file.name} (look through it for private data first)")
 
 
 def _forget(descriptor: int) -> None:

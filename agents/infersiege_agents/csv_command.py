@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from infersiege_agents import loop, outlet
+from infersiege_agents import loop, options, outlet
 from infersiege_agents.columns import Meaning, mapping_of
+from infersiege_agents.console import say
 from infersiege_agents.csvlog import Fault, Log, zone_of
 from infersiege_agents.errors import TARGET, USAGE, AgentError
 from infersiege_agents.tool import NOT_THERE, Command, ToolSampler, command_of
@@ -33,6 +33,7 @@ _SHOWN_FAULTS = 20
 _LAST_POINTS = 5_000
 """So many are sent while the outlet closes."""
 _ROOM_EVERY = 2_000
+_TIME = options.seconds(0.05, 1e9)
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -60,11 +61,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--command", action="append", default=[], metavar="TEXT", help="a tool; may be repeated", dest="tools"
     )
     tool.add_argument("--shell", action="store_true", help="run the commands by the shell")
-    tool.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="from sample to sample  [default: 1]")
-    tool.add_argument("--timeout", type=_seconds, default=5.0, metavar="S", help="of one command  [default: 5]")
-    tool.add_argument("--seconds", type=_seconds, metavar="S", help="end after this time")
-    tool.add_argument("--expect", type=int, metavar="N", help="devices that should be there  [default: those seen]")
-    tool.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
+    tool.add_argument("--interval", type=_TIME, default=1.0, metavar="S", help="from sample to sample  [default: 1]")
+    tool.add_argument("--timeout", type=_TIME, default=5.0, metavar="S", help="of one command  [default: 5]")
+    tool.add_argument("--seconds", type=_TIME, metavar="S", help="end after this time")
+    tool.add_argument(
+        "--expect", type=options.count(1024), metavar="N", help="devices there should be  [default: those seen]"
+    )
+    options.add_with_parent(tool)
     outlet.add_options(parser)
     parser.set_defaults(run=run)
 
@@ -96,7 +99,7 @@ def _import(args: argparse.Namespace, log: Log) -> int:
             if isinstance(one, Fault):
                 torn, faults = torn + one.torn, faults + (not one.torn)
                 if torn + faults <= _SHOWN_FAULTS:
-                    _say(f"{'note' if one.torn else 'warning'}: {name}:{one.line}: {one.text}")
+                    say(f"{'note' if one.torn else 'warning'}: {name}:{one.line}: {one.text}")
                 continue
             out.put(one)
             points += 1
@@ -109,11 +112,11 @@ def _import(args: argparse.Namespace, log: Log) -> int:
         raise AgentError(f"{name}: can't be read: {error.strerror or error}") from None
     finally:
         out.wait_for_room(points=_LAST_POINTS)
-        _say(out.close())
+        say(out.close())
     if torn + faults > _SHOWN_FAULTS:
-        _say(f"warning: {name}: {torn + faults - _SHOWN_FAULTS:,} more such lines")
+        say(f"warning: {name}: {torn + faults - _SHOWN_FAULTS:,} more such lines")
     if log.ignored:
-        _say(f"note: {name}: columns that are left out: {', '.join(sorted(log.ignored))}")
+        say(f"note: {name}: columns that are left out: {', '.join(sorted(log.ignored))}")
     if not points:
         raise AgentError(
             f"{name}: holds no sample of a GPU", hint="record with --query-gpu=timestamp,uuid,… --format=csv"
@@ -147,7 +150,7 @@ def _opened(name: str) -> Iterator[IO[str]]:
 
 def _watch(args: argparse.Namespace, commands: Sequence[Command], host: str, mapping: Mapping[str, Meaning]) -> int:
     out = outlet.open_outlet(args, source="gpu")
-    sampler = ToolSampler(commands, out, host=host, mapping=mapping, expect=args.expect, tell=_say)
+    sampler = ToolSampler(commands, out, host=host, mapping=mapping, expect=args.expect, tell=say)
     tried = False
 
     def sample() -> None:
@@ -160,21 +163,7 @@ def _watch(args: argparse.Namespace, commands: Sequence[Command], host: str, map
 
     try:
         ended = loop.run_every(args.interval, sample, seconds=args.seconds, with_parent=args.with_parent)
-        _say(f"ended: {ended}")
+        say(f"ended: {ended}")
     finally:
-        _say(out.close())
-    return 0 if sampler.devices else TARGET
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (0.05 <= seconds <= 1e9):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time in s from 0.05 on")
-    return seconds
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        say(out.close())
+    return 0 if sampler.devices and not out.lost else TARGET

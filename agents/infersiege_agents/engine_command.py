@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from infersiege_agents import loop, outlet
+from infersiege_agents import loop, options, outlet
+from infersiege_agents.console import say
 from infersiege_agents.engine_names import ENGINES
 from infersiege_agents.engine_scrape import Address, NotMetricsError, Page, ScrapeError, address_of, fetch
 from infersiege_agents.engine_series import UNKNOWN, EngineSeries
@@ -97,21 +97,23 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--host", metavar="NAME", help="tag `host`  [default: this host for a loopback address, else the URL's host]"
     )
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between reads  [default: 1]")
-    parser.add_argument("--seconds", type=float, metavar="N", help="end after this time  [default: go on]")
-    parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
+    parser.add_argument(
+        "--interval", type=options.seconds(0.05, 3600), default=1.0, metavar="S",
+        help="seconds between reads  [default: 1]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=options.seconds(0.05, 1e9), metavar="S", help="end after this time  [default: go on]"
+    )
+    options.add_with_parent(parser)
     outlet.add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read until told to end; 4 when no engine ever answered."""
+    """Read until told to end; 4 when no engine ever answered, or when points were lost."""
     engines = engines_of(args, dict(os.environ))
-    for name, value in (("--interval", args.interval), ("--seconds", args.seconds)):
-        if value is not None and not 0 < value < float("inf"):
-            raise AgentError(f"{name} {value}: must be above 0", hint=f"{name} is in seconds, such as {name} 1")
     out = outlet.open_outlet(args, source="engine", environ=os.environ)
-    watch = Watch(engines, out, deadline_s=min(DEADLINE_S, 0.9 * args.interval), tell=_to_stderr)
+    watch = Watch(engines, out, deadline_s=min(DEADLINE_S, 0.9 * args.interval), tell=say)
     try:
         loop.run_every(args.interval, watch.step, seconds=args.seconds, with_parent=args.with_parent)
     finally:
@@ -121,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         raise AgentError(
             f"no engine answered, not once: {engines[0].problem}", hint=engines[0].advice(), exit_code=TARGET
         )
-    return 0
+    return TARGET if out.lost else 0
 
 
 def engines_of(args: argparse.Namespace, environ: dict[str, str]) -> list[Engine]:
@@ -329,7 +331,3 @@ class _Reader(threading.Thread):
 
     def run(self) -> None:
         self.point = self._engine.scrape(self._deadline_s)
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING
 
-from infersiege_agents import loop, outlet
-from infersiege_agents.errors import NO_GPU, AgentError
+from infersiege_agents import loop, options, outlet
+from infersiege_agents.console import say
+from infersiege_agents.errors import NO_GPU, TARGET, AgentError
 
 if TYPE_CHECKING:
     from infersiege_agents.gpu_sampler import GpuSampler
@@ -38,29 +38,32 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--interval", type=_seconds(0.5, 60), default=1.0, metavar="S", help="time of one point, in s  [default: 1]"
+        "--interval", type=options.seconds(0.5, 60), default=1.0, metavar="S", help="time of one point  [default: 1]"
     )
     parser.add_argument(
         "--fast",
-        type=_seconds(0.05, 60),
+        type=options.seconds(0.05, 60),
         default=0.2,
         metavar="S",
         help="utilisation, memory and power are read this often, for min, mean and max  [default: 0.2]",
     )
     parser.add_argument(
-        "--expect", type=_count, metavar="N", help="GPUs that should be here  [default: the most seen so far]"
+        "--expect", type=options.count(1024), metavar="N", help="GPUs there should be  [default: the most seen so far]"
     )
     parser.add_argument("--processes", action="store_true", help="count compute processes too, each 10 s")
     parser.add_argument("--wait", action="store_true", help="without a driver: keep trying, in place of exit code 6")
     parser.add_argument("--host", metavar="NAME", help="the points' tag host  [default: this host's name]")
-    parser.add_argument("--seconds", type=_seconds(0.5, 1e9), metavar="S", help="end after this time")
-    parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
+    parser.add_argument("--seconds", type=options.seconds(0.5, 1e9), metavar="S", help="end after this time")
+    options.add_with_parent(parser)
     outlet.add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sample until a signal or the given time ends it. Raises AgentError: options, outlet, or no GPU without --wait."""
+    """Sample until a signal or the given time ends it; 4 when points were lost.
+
+    Raises AgentError: options, outlet, or no GPU without --wait.
+    """
     from infersiege_agents.gpu_sampler import GpuSampler, Settings
     from infersiege_agents.nvml import Nvml
 
@@ -72,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         expect=args.expect,
         processes=args.processes,
     )
-    sampler = GpuSampler(Nvml(), time, settings, tell=_say)
+    sampler = GpuSampler(Nvml(), time, settings, tell=say)
     try:
         fault = sampler.start()
         if fault is not None and not args.wait:
@@ -100,8 +103,8 @@ def _sample(sampler: GpuSampler, fast_s: float, args: argparse.Namespace) -> int
         loop.run_every(fast_s, step, seconds=args.seconds, with_parent=args.with_parent)
         step()  # the interval that ends now
     finally:
-        _say(sink.close())
-    return 0
+        say(sink.close())
+    return TARGET if sink.lost else 0
 
 
 def _no_gpu(fault: Fault) -> AgentError:
@@ -118,29 +121,3 @@ def _no_gpu(fault: Fault) -> AgentError:
 def _fast(interval_s: float, fast_s: float) -> float:
     """Time between quick samples: a whole part of the interval, near what was asked for."""
     return interval_s / max(round(interval_s / fast_s), 1)
-
-
-class _seconds:  # noqa: N801 - reads as a function in argparse's tables
-    """An argparse type: a number of seconds within bounds."""
-
-    def __init__(self, least: float, most: float) -> None:
-        self._least, self._most = least, most
-
-    def __call__(self, text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not self._least <= value <= self._most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from {self._least:g} to {self._most:g}")
-        return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs from 1 to 1024")
-    return int(text)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

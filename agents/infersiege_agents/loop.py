@@ -31,7 +31,7 @@ def run_every(
     step: Callable[[], object],
     *,
     seconds: float | None = None,
-    with_parent: bool = False,
+    with_parent: int | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] | None = None,
     parent: Callable[[], int] = os.getppid,
@@ -41,16 +41,16 @@ def run_every(
     The times are absolute, so that they never drift. Times that pass while a step is busy are left out: after a stall
     it goes on at the next time of the same row, and nothing is made up for.
 
-    `seconds`: end that long after the start (10 s each 1 s are 10 steps); None: go on for ever. `with_parent`: end
-    when the process that started this one is gone. SIGTERM and SIGINT end it after the step that is under way; a second
-    SIGINT breaks into that step as KeyboardInterrupt. Signals need the main thread; in others there are none.
+    `seconds`: end that long after the start (10 s each 1 s are 10 steps); None: go on for ever. `with_parent`: id
+    of the process that started this one: end when it is gone, also when that was before we came here. SIGTERM and
+    SIGINT end it after the step that is under way; a second SIGINT breaks into that step as KeyboardInterrupt. Signals
+    need the main thread; in others there are none.
 
     `clock` in s, `sleep` in s and `parent` (id of the parent process) can be given by tests. What `step` raises ends
     the loop and is raised. Raises ValueError for an interval that is not above 0.
     """
     if not (interval_s > 0 and math.isfinite(interval_s)):
         raise ValueError(f"interval_s is {interval_s}: it must be above 0")
-    born_of = parent()
     with _signals() as heard:
         wait = heard.wait if sleep is None else sleep
         started = clock()
@@ -61,7 +61,7 @@ def run_every(
             while True:
                 if heard.reason is not None:
                     return heard.reason
-                if with_parent and parent() != born_of:
+                if with_parent is not None and parent() != with_parent:
                     return Ended.ORPHANED
                 now = clock()
                 if now >= ends:

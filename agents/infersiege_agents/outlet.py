@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from infersiege_agents import options
+from infersiege_agents.console import say
 from infersiege_agents.errors import AgentError
 from infersiege_agents.influx.target import Target, target_of
 from infersiege_agents.points import Point, json_line
@@ -63,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the points to FILE too, as JSON lines")
     parser.add_argument(
         "--close-within",
-        type=float,
+        type=options.seconds(0, LONGEST_CLOSE_S),
         default=CLOSE_WITHIN_S,
         metavar="S",
         help=f"at the end, wait so long for the database; the rest stays on disk  [default: {CLOSE_WITHIN_S:.0f}]",
@@ -109,11 +110,6 @@ def open_outlet(args: argparse.Namespace, *, source: str, environ: Mapping[str, 
     database is down is no error: points wait in the spool.
     """
     target = database_of(args, environ)
-    within_s: float = args.close_within
-    if not 0 <= within_s <= LONGEST_CLOSE_S:
-        raise AgentError(
-            f"--close-within {within_s:g}: not a time to wait", hint=f"write seconds from 0 to {LONGEST_CLOSE_S:.0f}"
-        )
     if target is None and args.out is None:
         raise AgentError(
             "where should the points go?",
@@ -123,7 +119,7 @@ def open_outlet(args: argparse.Namespace, *, source: str, environ: Mapping[str, 
     if target is None:
         return Outlet(None, file)
     try:
-        return Outlet(_writer(target, args.spool, source, environ), file, close_within_s=within_s)
+        return Outlet(_writer(target, args.spool, source, environ), file, close_within_s=args.close_within)
     except BaseException:
         if file is not None:
             file.close()
@@ -138,7 +134,7 @@ def _writer(target: Target, spool: Path | None, source: str, environ: Mapping[st
     writer = DurableWriter(target, directory, source=source)
     writer.start()
     for notice in writer.notices:
-        _to_stderr(f"note: {notice}")
+        say(f"note: {notice}")
     return Database(writer, target, directory)
 
 
@@ -270,7 +266,7 @@ class Outlet:
         self._close_within_s = close_within_s
         self._database = database
         self._file = file
-        self._tell = tell or _to_stderr
+        self._tell = tell or say
         self._clock = clock
         self._told: str | None = None
         self._told_at = -_TELL_AGAIN_S
@@ -336,7 +332,3 @@ class Outlet:
             parts.append(self._file.close())
             self.lost = self.lost or self._file.lost > 0
         return "; ".join(parts)
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
