@@ -589,6 +589,10 @@ FAULTS: list[tuple[str, Callable[[scripted_server.Peer], None], str]] = [
     ("brotli", raw(text(b"x", extra="content-encoding: br\r\n")), "encoding 'br', which nobody asked for"),
     ("redirect elsewhere", raw(text(b"", "302 Found", extra="location: http://u:secret@10.1.2.3/metrics\r\n")),
      "redirects to 10.1.2.3: name that address"),
+    ("redirect to what is no address", raw(text(b"", "302 Found", extra="location: http://[::1/x\r\n")),
+     "redirects to what is no address"),
+    ("redirect to a path that can't be asked for",
+     raw(text(b"", "302 Found", extra="location: /caf\xe9\r\n".encode("latin-1").decode("latin-1"))), "no HTTP answer"),
     ("redirects for ever", raw(text(b"", "307 Temporary Redirect", extra="location: /metrics/\r\n")),
      "more than 3 redirects"),
     ("a head without end", raw(b"HTTP/1.1 200 OK\r\n", *[b"x: y\r\n"] * 200), "got more than 100 headers"),
@@ -757,6 +761,37 @@ def test_a_name_server_that_hangs_stops_no_other_and_loses_no_point() -> None:
     assert [fields["up"] for fields in by_name["works"]] == [1.0, 1.0, 1.0]
     assert [fields["up"] for fields in by_name["hangs"]] == [0.0, 1.0, 1.0], "nothing yet, late, and in time"
     assert by_name["hangs"][0]["error"] == "still waiting for the address of its host"
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'x' * 64}.example"])
+def test_a_host_that_can_t_be_one_is_told(host: str) -> None:
+    made = Engine(Address("http", host, 8000, "/metrics"), "i", series("vllm"), None).scrape(5.0)
+    assert made.fields["error"] == f"the host {host} has no address: it is no name of a host"
+
+
+class Broken(Engine):
+    """An engine in whose code something happens that nobody foresaw."""
+
+    def scrape(self, deadline_s: float) -> Point:
+        raise KeyError("nobody\nforesaw")
+
+
+def test_what_nobody_foresaw_is_a_failed_point_and_stops_no_other() -> None:
+    with scripted_server.Server(raw(text(PAGE))) as server:
+        address = Address("http", "127.0.0.1", server.port, "/metrics")
+        engines = [
+            kind(address, name, EngineSeries(host="h", instance=name, engine="vllm"), None)
+            for kind, name in ((Broken, "broken"), (Engine, "works"))
+        ]
+        sink, lines = Collected(), list[str]()
+        watch = Watch(engines, sink, deadline_s=5.0, tell=lines.append)
+        for _ in range(3):
+            watch.step()
+    by_name = {name: [p.fields for p in sink.points if p.tags["instance"] == name] for name in ("broken", "works")}
+    assert [fields["up"] for fields in by_name["works"]] == [1.0] * 3
+    error = "a fault of infersiege-agent, please report it: KeyError: 'nobody\\nforesaw'"
+    assert by_name["broken"] == [{"up": 0.0, "error": error}] * 3
+    assert sum(error in line for line in lines) == 1
 
 
 def test_servers_that_alternate_behind_one_address_are_told_once() -> None:

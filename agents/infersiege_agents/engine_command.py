@@ -14,7 +14,7 @@ from typing import Any
 from infersiege_agents import loop, options, outlet
 from infersiege_agents.console import say
 from infersiege_agents.engine_names import ENGINES
-from infersiege_agents.engine_scrape import Address, NotMetricsError, Page, ScrapeError, address_of, fetch
+from infersiege_agents.engine_scrape import Address, NotMetricsError, Page, ScrapeError, address_of, fetch, one_line
 from infersiege_agents.engine_series import UNKNOWN, EngineSeries
 from infersiege_agents.errors import TARGET, AgentError
 from infersiege_agents.points import Point, Sink
@@ -217,6 +217,13 @@ class Engine:
         self._count(point)
         return point
 
+    def broken(self, error: Exception) -> Point:
+        """The point of a scrape in which something happened that nobody foresaw: the next one is made all the same."""
+        what = f"a fault of infersiege-agent, please report it: {type(error).__name__}: {error}"
+        point = self._series.failed(one_line(what), at_ns=self._wall_ns())
+        self._count(point)
+        return point
+
     def _page(self, ends: float) -> Page:
         """The page at the first of its possible paths that has one; that path is asked first from now on."""
         first: ScrapeError | None = None
@@ -330,4 +337,7 @@ class _Reader(threading.Thread):
         self._deadline_s = deadline_s
 
     def run(self) -> None:
-        self.point = self._engine.scrape(self._deadline_s)
+        try:
+            self.point = self._engine.scrape(self._deadline_s)
+        except Exception as error:  # noqa: BLE001 - a thread's last net: no traceback, and no second without a point
+            self.point = self._engine.broken(error)

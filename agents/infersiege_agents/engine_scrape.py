@@ -1,13 +1,11 @@
 """One GET of an engine's metrics page, within a deadline and a size, and what it means when there is none.
 
-No proxies from the environment: an engine is where the address says. Redirects are followed on the same origin only.
+Redirects are followed on the same origin only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import io
 import socket
 import ssl
 import time
@@ -15,17 +13,15 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, cast
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from infersiege_agents.errors import AgentError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from infersiege_agents.timed_http import Answer, Origin, TooLargeError, ask
 
 BODY_LIMIT_BYTES = 16 << 20
 """SGLang's page is below 100 kB; what is longer than this is no metrics page."""
 
+_TOO_LONG = f"the page is longer than {BODY_LIMIT_BYTES >> 20} MiB: that is no metrics page"
 _REDIRECTS = 3
 _ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1"
 
@@ -97,11 +93,12 @@ def fetch(
 
     Raises ScrapeError with a reason in one line, NotMetricsError when what came is no metrics page.
     """
-    deadline = clock() + deadline_s
     try:
-        return _follow(address, path, api_key, deadline, clock)
+        return _follow(address, path, api_key, clock() + deadline_s, clock)
     except TimeoutError:
         raise ScrapeError(f"no answer within {deadline_s:.1f} s") from None
+    except TooLargeError:
+        raise ScrapeError(_TOO_LONG) from None
     except ConnectionRefusedError:
         raise ScrapeError(f"connection refused: nothing listens on {address.netloc}") from None
     except socket.gaierror as error:
@@ -117,59 +114,47 @@ def fetch(
 
 
 def _follow(address: Address, path: str, api_key: str | None, deadline: float, clock: Callable[[], float]) -> Page:
+    headers = {"Accept": _ACCEPT, "Accept-Encoding": "identity"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    origin = Origin(address.scheme, address.host, address.port)
     for _ in range(_REDIRECTS + 1):
-        connection = _connection(address, deadline - clock())
-        connection.connect()
-        with contextlib.closing(connection.sock) as sock:
-            connection.sock = cast("socket.socket", _Timed(sock, deadline, clock))
-            headers = {"Accept": _ACCEPT, "Accept-Encoding": "identity", "Connection": "close"}
-            if api_key:
-                headers["Authorization"] = f"Bearer {api_key}"
-            connection.request("GET", path, headers=headers)
-            with connection.getresponse() as answer:
-                target = answer.headers.get("Location")
-                if answer.status // 100 != 3 or target is None:
-                    return _page(answer)
+        answer = ask(
+            origin, "GET", path,
+            headers=headers, deadline_s=deadline - clock(), most_bytes=BODY_LIMIT_BYTES, clock=clock,
+        )  # fmt: skip
+        target = answer.headers.get("location")
+        if answer.status // 100 != 3 or target is None:
+            return _page(answer)
         path = _same_origin(address, path, target)
     raise ScrapeError(f"more than {_REDIRECTS} redirects")
 
 
-def _connection(address: Address, timeout_s: float) -> http.client.HTTPConnection:
-    if timeout_s <= 0:
-        raise TimeoutError
-    if address.scheme == "https":
-        return http.client.HTTPSConnection(address.host, address.port, timeout=timeout_s)
-    return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
-
-
 def _same_origin(address: Address, path: str, target: str) -> str:
     """The path of a redirect. Another origin is not asked: it isn't ours to load, and the key isn't for it."""
-    to = urlsplit(urljoin(address.url(path), target))
     try:
+        to = urlsplit(urljoin(address.url(path), target))
         origin = (to.scheme, to.hostname, to.port or _port_of(to))
     except ValueError:
-        origin = ("", None, 0)
+        raise ScrapeError("redirects to what is no address") from None
     if origin != (address.scheme, address.host, address.port):
         raise ScrapeError(f"redirects to {one_line(to.netloc.rpartition('@')[2])}: name that address, if it is meant")
     return f"{to.path or '/'}{'?' + to.query if to.query else ''}"
 
 
-def _page(answer: http.client.HTTPResponse) -> Page:
-    headers = {name.lower(): value for name, value in answer.headers.items()}
+def _page(answer: Answer) -> Page:
     if answer.status != HTTPStatus.OK:
         raise _refusal(answer.status, answer.reason)
-    body = _decoded(answer.read(BODY_LIMIT_BYTES + 1), headers.get("content-encoding", "identity"))
+    body = _decoded(answer.body, answer.headers.get("content-encoding", "identity"))
     if len(body) > BODY_LIMIT_BYTES:
-        raise ScrapeError(f"the page is longer than {BODY_LIMIT_BYTES >> 20} MiB: that is no metrics page")
-    if answer.length:  # read(n) tells of a cut page only so
-        raise http.client.IncompleteRead(body, answer.length)
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        raise ScrapeError(_TOO_LONG)
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     start = body[:64].lstrip()[:1]
     if kind == "text/html" or start == b"<":
         raise NotMetricsError("answered with a web page (HTML), not with metrics")
     if kind == "application/json" or start in (b"{", b"["):
         raise NotMetricsError("answered with JSON, not with Prometheus metrics")
-    return Page(body.decode("utf-8", "replace"), headers)
+    return Page(body.decode("utf-8", "replace"), answer.headers)
 
 
 def _refusal(status: int, reason: str) -> ScrapeError:
@@ -200,43 +185,3 @@ def _decoded(body: bytes, encoding: str) -> bytes:
 def one_line(text: str) -> str:
     """Fit for the field `error`: one line of at most 200 printable characters."""
     return "".join(character if character.isprintable() else " " for character in " ".join(text.split()))[:200]
-
-
-class _Timed:
-    """What http.client needs of a socket, with one deadline over all of it.
-
-    A socket's own timeout begins anew at each byte: a server that drips would hold us for ever.
-    """
-
-    def __init__(self, sock: socket.socket, deadline: float, clock: Callable[[], float]) -> None:
-        self._sock = sock
-        self._deadline = deadline
-        self._clock = clock
-
-    def in_time(self) -> socket.socket:
-        """The socket, with what is left as its timeout. Raises TimeoutError when nothing is."""
-        left = self._deadline - self._clock()
-        if left <= 0:
-            raise TimeoutError
-        self._sock.settimeout(left)
-        return self._sock
-
-    def sendall(self, data: bytes) -> None:
-        self.in_time().sendall(data)
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self))
-
-    def close(self) -> None:
-        """http.client closes its socket before the answer is read; `_follow` closes it after."""
-
-
-class _Reader(io.RawIOBase):
-    def __init__(self, timed: _Timed) -> None:
-        self._timed = timed
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        return self._timed.in_time().recv_into(buffer)
