@@ -23,13 +23,15 @@ RUN groupadd --gid 10001 infersiege \
     && useradd --uid 10001 --gid infersiege --no-create-home --home-dir /tmp --shell /usr/sbin/nologin infersiege \
     && install -d -o infersiege -g infersiege /data /data/runs /spool
 COPY --from=build /opt/infersiege /opt/infersiege
+COPY --chmod=755 deploy/with-token.sh /usr/local/bin/with-token
 # numpy only makes small histograms here; its thread pool would take time from the event loop.
 ENV PATH=/opt/infersiege/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     OPENBLAS_NUM_THREADS=1 \
-    INFERSIEGE_SPOOL=/spool
+    INFERSIEGE_SPOOL=/spool \
+    INFERSIEGE_TELEMETRY_SPOOL=/spool/telemetry
 USER 10001:10001
 WORKDIR /data
-ENTRYPOINT ["infersiege"]
+ENTRYPOINT ["with-token", "infersiege"]
 CMD ["--help"]

@@ -16,19 +16,24 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import databases
 import pytest
 import yaml
-from infersiege_agents import outlet
+from infersiege_agents import errors, outlet
 from infersiege_agents.cli import parser_for
+from infersiege_agents.influx import spool_directory
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from infersiege.cli import COMMANDS, infersiege
 from infersiege.plan.load import load_plan
@@ -42,7 +47,8 @@ COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
-SECRETS = {"INFERSIEGE_SECRET", "INFLUX_TOKEN", "INFLUX_PASSWORD", "GRAFANA_PASSWORD"}
+SECRETS = {"INFERSIEGE_SECRET", "INFLUX_PASSWORD", "INFLUX_READ_PASSWORD", "GRAFANA_PASSWORD"}
+TOKEN = "token-of-the-volume-0123456789"
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
 
 
@@ -84,8 +90,18 @@ def words(command: str | list[str], environ: dict[str, str]) -> list[str]:
 
 def command_line(name: str, environ: dict[str, str]) -> list[str]:
     """Entry point and command of one of our services."""
-    dockerfile = dockerfile_of(SERVICES[name])
-    return [*dockerfile.last("ENTRYPOINT"), *words(SERVICES[name]["command"], environ)]
+    entry: list[str] = SERVICES[name].get("entrypoint") or dockerfile_of(SERVICES[name]).last("ENTRYPOINT")
+    return [*entry, *words(SERVICES[name]["command"], environ)]
+
+
+def program_line(name: str, environ: dict[str, str]) -> list[str]:
+    """The same, as the two scripts of deploy/ make it of that: the program, and what it is called with."""
+    line = command_line(name, environ)
+    assert line.pop(0) == "with-token"
+    if line[0] == "sh":
+        assert line[1] == "/deploy/run-with-all-workers.sh"
+        line[:2] = ["infersiege", "run", "--expect-workers", environ["WORKERS"]]
+    return line
 
 
 # -------------------------------------------------------------------------------------------------- the Dockerfiles
@@ -119,6 +135,11 @@ class Dockerfile:
         start = max(index for index, (name, _) in enumerate(self.steps) if name == "FROM")
         return self.steps[start:]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a container has in its environment, beside what compose puts there."""
+        return dict(word.split("=", 1) for step, rest in self.final if step == "ENV" for word in rest.split())
+
 
 DOCKERFILES = {
     "infersiege": Dockerfile.read(ROOT / "Dockerfile"),
@@ -150,7 +171,9 @@ def test_a_dockerfile_builds_in_one_stage_and_runs_in_another_as_nobody_special(
     assert [rest for step, rest in final if step == "USER"] == ["10001:10001"]
     assert final.index(("USER", "10001:10001")) > max(i for i, (step, _) in enumerate(final) if step == "RUN")
     scripts = tomllib.loads((ROOT / "agents" / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    assert dockerfile.last("ENTRYPOINT")[0] in PYPROJECT["project"]["scripts"] | scripts
+    wrapper, program = dockerfile.last("ENTRYPOINT")
+    assert program in PYPROJECT["project"]["scripts"] | scripts
+    assert ("COPY", f"--chmod=755 deploy/with-token.sh /usr/local/bin/{wrapper}") in final
     assert f'org.opencontainers.image.title="{name}"' in dockerfile.all("LABEL")[0]
 
 
@@ -161,6 +184,7 @@ def test_what_a_dockerfile_copies_is_there_and_not_left_out(name: str) -> None:
         for rest in DOCKERFILES[name].all("COPY")
         if not rest.startswith("--from=build ")
         for word in rest.split()[:-1]
+        if not word.startswith("--")
     ]
     assert sources
     assert [word for word in sources if not (ROOT / word).exists()] == []
@@ -206,15 +230,20 @@ def test_the_build_context_holds_the_sources() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @each_dockerfile
 def test_the_pip_lines_of_a_dockerfile_make_an_environment_that_works(name: str, tmp_path: Path) -> None:
-    """Each RUN of the build stage, with the image's folders below a folder of the test."""
-    dockerfile = DOCKERFILES[name]
+    """Each RUN of the build stage, with the image's folders below a folder of the test.
+
+    The small image is made whole. For the large one pip is told to leave out dependencies, which are lent from this
+    environment: that they are all pinned, and to what is here, the next test says.
+    """
+    dockerfile, whole = DOCKERFILES[name], name == "infersiege-agents"
     image = tmp_path / "image"
     subprocess.run([sys.executable, "-m", "venv", str(image / "python")], check=True, timeout=100)
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environment["PATH"] = f"{image}/python/bin:/usr/bin:/bin"
+    environment |= {"PATH": f"{image}/python/bin:/usr/bin:/bin", "PIP_NO_COMPILE": "1"}
+    if not whole:
+        environment["PIP_NO_DEPS"] = "1"
     folder = image / "src"
     folder.mkdir()
     for step, rest in dockerfile.steps[: len(dockerfile.steps) - len(dockerfile.final)]:
@@ -229,22 +258,56 @@ def test_the_pip_lines_of_a_dockerfile_make_an_environment_that_works(name: str,
         elif step == "RUN":
             line = re.sub(r"(?<![\w.])/(opt|wheels)\b", rf"{image}/\1", rest)
             ran = subprocess.run(
-                ["/bin/sh", "-euc", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+                ["/bin/sh", "-euc", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=100,
                 check=False,
             )  # fmt: skip
             assert ran.returncode == 0, f"RUN {rest}\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}"
-    (program,) = dockerfile.last("ENTRYPOINT")
-    bin_folder = image / "opt" / "infersiege" / "bin"
-    said = subprocess.run([bin_folder / program, "--version"], capture_output=True, text=True, timeout=60, check=True)
-    assert PYPROJECT["project"]["version"] in said.stdout
+    made = image / "opt" / "infersiege"
     frozen = subprocess.run(
-        [bin_folder / "python", "-m", "pip", "list", "--format", "freeze", "--disable-pip-version-check"],
+        [made / "bin" / "python", "-m", "pip", "list", "--format", "freeze", "--disable-pip-version-check"],
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout.split()  # fmt: skip
-    allowed = set((ROOT / "constraints.txt").read_text(encoding="utf-8").split())
     own = re.compile(r"(infersiege|infersiege-agents|infersiege_agents|pip|setuptools)==")
-    assert [line for line in frozen if line not in allowed and not own.match(line)] == [], "not pinned"
-    assert any(line.startswith("gevent==") for line in frozen) is (name == "infersiege"), "the agents are small"
+    others = [line for line in frozen if not own.match(line)]
+    if whole:
+        assert others and set(others) <= set((ROOT / "constraints.txt").read_text(encoding="utf-8").split())
+    else:
+        assert others == []
+        (packages,) = made.glob("lib/python*/site-packages")
+        (packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    program = made / "bin" / dockerfile.last("ENTRYPOINT")[-1]
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert PYPROJECT["project"]["version"] in said.stdout
+    inside = "import infersiege_agents as found" if whole else "import infersiege.cli as found"
+    where = subprocess.run(
+        [made / "bin" / "python", "-Ic", f"{inside}; print(found.__file__)"],
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert where.startswith(str(made)), "the installed package, not this checkout"
+
+
+def needed(name: str) -> dict[str, str]:
+    """Distributions that `name` needs, itself left out, with the versions that are installed here."""
+    found: dict[str, str] = {}
+    waiting = [name]
+    while waiting:
+        for line in metadata.requires(waiting.pop()) or ():
+            wanted = Requirement(line)
+            key = canonicalize_name(wanted.name)
+            if key not in found and (wanted.marker is None or wanted.marker.evaluate({"extra": ""})):
+                found[key] = metadata.version(key)
+                waiting.append(key)
+    return found
+
+
+@each_dockerfile
+def test_all_that_an_image_needs_is_pinned_to_what_the_tests_run_on(name: str) -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+    allowed = {str(canonicalize_name(one)): version for one, _, version in (line.partition("==") for line in lines)}
+    wanted = needed(name)
+    wanted.pop("infersiege-agents", None)
+    assert wanted.items() <= allowed.items()
+    assert ("gevent" in wanted) is ("numpy" in wanted) is (name == "infersiege"), "the agents are small"
 
 
 # --------------------------------------------------------------------------------------------------- the compose file
@@ -326,7 +389,8 @@ def test_no_secret_has_a_default() -> None:
     for name, service in SERVICES.items():
         for key, value in service.get("environment", {}).items():
             if re.search("SECRET|TOKEN|PASSWORD", key):
-                assert re.fullmatch(r"\$\{\w+:\?set it in \.env\}", value), f"{name}: {key}"
+                from_env = re.fullmatch(r"\$\{\w+:\?set it in \.env\}", value)
+                assert from_env or (key.endswith("_FILE") and value.startswith("/")), f"{name}: {key}"
 
 
 def test_no_secret_is_on_a_command_line() -> None:
@@ -437,11 +501,11 @@ def test_volumes_are_declared_and_used() -> None:
                 continue
             source, target, *mode = volume.split(":")
             if source.startswith("."):
-                assert (ROOT / source).is_dir(), f"{name}: {source}"
+                assert (ROOT / source).exists(), f"{name}: {source}"
                 assert mode == ["ro"], f"{name}: {source}"
                 continue
             used.add(source)
-            if name in OURS:
+            if name in OURS and mode != ["ro"]:
                 made = " ".join(rest for step, rest in dockerfile_of(service).final if step == "RUN")
                 assert re.search(rf"install -d -o infersiege -g infersiege .*{target}\b", made), (
                     f"{name}: a volume at {target} would belong to root"
@@ -453,12 +517,12 @@ def test_a_dead_workers_spool_can_be_read_by_the_master() -> None:
     """The same volume at the same path: the worker tells the master its path."""
     for name in ("master", "worker"):
         assert "spool:/spool" in SERVICES[name]["volumes"]
-        assert "INFERSIEGE_SPOOL=/spool" in " ".join(dockerfile_of(SERVICES[name]).all("ENV"))
+        assert dockerfile_of(SERVICES[name]).environment["INFERSIEGE_SPOOL"] == "/spool"
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_each_command_of_ours_exists_with_its_options(name: str) -> None:
-    program, *arguments = command_line(name, filled_environment(RUN_OPTIONS="--gate --set load.users=64"))
+    program, *arguments = program_line(name, filled_environment(RUN_OPTIONS="--gate --set load.users=64"))
     if program == "infersiege-agent":
         parser_for(arguments[0]).parse_args(arguments)  # raises at what it does not know
         return
@@ -470,21 +534,63 @@ def test_each_command_of_ours_exists_with_its_options(name: str) -> None:
         called.make_context(arguments[0], arguments[1:], parent=context)
 
 
-def test_the_number_of_workers_is_one_variable() -> None:
+def test_workers_are_counted_when_all_of_them_are_there() -> None:
+    """`--scale worker=4` is known to compose alone: the master has to see them."""
+    master = SERVICES["master"]
+    assert master["environment"]["WORKER_SERVICE"] == "worker"
+    assert master["depends_on"]["worker"] == {"condition": "service_started"}
+    assert "master" not in SERVICES["worker"]["depends_on"]
+    # So that a worker, which waits a minute for the master, does not wait for what the master waits for.
+    others = {name: wanted for name, wanted in master["depends_on"].items() if name != "worker"}
+    assert SERVICES["worker"]["depends_on"] == others
     for number in ("2", "7"):
         environment = filled_environment(WORKERS=number)
-        master = words(SERVICES["master"]["command"], environment)
-        assert master[master.index("--expect-workers") + 1] == number
-        assert master[master.index("--workers") + 1] == "0"
         assert interpolated(SERVICES["worker"]["scale"], environment) == number
+        assert interpolated(master["environment"]["WORKERS"], environment) == number
+    line = command_line("master", filled_environment())
+    assert "--expect-workers" not in line and line[line.index("--workers") + 1] == "0"
+
+
+COUNTED = [
+    ("127.0.0.1 localhost", "worker", "2", "no name: as many as WORKERS says"),
+    ("10.9.0.2 worker", "worker", "1", "one"),
+    ("10.9.0.2 worker\n10.9.0.3 worker\n10.9.0.4 worker\n10.9.0.5 worker", "worker", "4", "--scale worker=4"),
+    ("10.9.0.2 worker\n10.9.0.2 worker w1\nfd00::2 worker", "worker", "1", "each once, whatever else is known of it"),
+    ("10.9.0.2 worker\n10.9.0.9 workers", "worker", "1", "another service"),
+]
+
+
+@pytest.mark.parametrize(("hosts", "service", "expected", "reason"), COUNTED)
+def test_the_master_counts_the_workers_that_have_an_address(
+    hosts: str, service: str, expected: str, reason: str, tmp_path: Path
+) -> None:
+    """With a hosts file in place of compose's name server; both answer getaddrinfo with every address of a name."""
+    if subprocess.run([*APART, "true"], capture_output=True, timeout=60, check=False).returncode:
+        pytest.skip("no namespace can be made here (unshare): /etc/hosts stays as it is")
+    (tmp_path / "hosts").write_text(hosts + "\n", encoding="utf-8")
+    stand_in = tmp_path / "infersiege"
+    stand_in.write_text('#!/bin/sh\nprintf "%s|" "$@"\n', encoding="utf-8")
+    stand_in.chmod(0o755)
+    script = f'mount --bind {tmp_path}/hosts /etc/hosts && exec sh {ROOT}/deploy/run-with-all-workers.sh "$@"'
+    ran = subprocess.run(
+        [*APART, "sh", "-c", script, "-", "/plans/compose.toml", "--set", "run.name=a b"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "WORKER_SERVICE": service, "WORKERS": "2"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == f"run|--expect-workers|{expected}|/plans/compose.toml|--set|run.name=a b|", reason
+    assert ("as WORKERS says" in ran.stderr) is ("no name" in reason)
+
+
+APART = ["unshare", "--mount", "--map-root-user"]
 
 
 def loaded_plan() -> Plan:
     """The plan that the master runs, from the folder that is mounted."""
-    plan = words(SERVICES["master"]["command"], filled_environment())[1]
+    plan = words(SERVICES["master"]["command"], filled_environment())[0]
     mounts = dict(volume.split(":")[1::-1] for volume in SERVICES["master"]["volumes"])
     folder, _, file = plan.rpartition("/")
-    return load_plan(ROOT / mounts[folder] / file, (), filled_environment())
+    return load_plan(ROOT / mounts[folder] / file, (), {outlet.TOKEN_VARIABLE: TOKEN})
 
 
 def test_every_address_is_that_of_a_service_and_its_port() -> None:
@@ -503,8 +609,8 @@ def test_every_address_is_that_of_a_service_and_its_port() -> None:
     }  # fmt: skip
     for command in (emulator, llamacpp):
         assert command[command.index("--host") + 1] == "0.0.0.0", "other containers ask"
-    for name in ("emulator", "master", "llamacpp", "grafana"):
-        (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/", repr(SERVICES[name]["healthcheck"]["test"]))
+    for name in ("emulator", "master", "llamacpp", "grafana", "influxdb"):
+        (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)\b", repr(SERVICES[name]["healthcheck"]["test"]))
         published = LISTENS.get(name, (None, ""))[0]
         assert port == (published or {"emulator": "8000", "llamacpp": "8080"}[name])
 
@@ -513,7 +619,6 @@ def test_all_write_to_one_database() -> None:
     environment = filled_environment()
     influx = interpolated(SERVICES["influxdb"]["environment"], environment)
     bucket, org = influx["DOCKER_INFLUXDB_INIT_BUCKET"], influx["DOCKER_INFLUXDB_INIT_ORG"]
-    token = influx["DOCKER_INFLUXDB_INIT_ADMIN_TOKEN"]
     assert (bucket, influx["DOCKER_INFLUXDB_INIT_MODE"]) == ("infersiege", "setup")
     telemetry = loaded_plan().telemetry
     assert (telemetry.influx_url, telemetry.influx_bucket, telemetry.influx_org) == (
@@ -521,21 +626,139 @@ def test_all_write_to_one_database() -> None:
         bucket,
         org,
     )
-    assert telemetry.influx_token_env is not None
-    assert interpolated(SERVICES["master"]["environment"], environment)[telemetry.influx_token_env] == token
-    assert telemetry.spool is not None and telemetry.spool.startswith("/spool/"), "in a volume"
+    assert telemetry.influx_token_env == outlet.TOKEN_VARIABLE, "what with-token sets"
     agents = [name for name in OURS if name.endswith("-agent")]
     assert len(agents) == 3
     for name in agents:
-        _, *arguments = command_line(name, environment)
+        _, *arguments = program_line(name, environment)
         args = parser_for(arguments[0]).parse_args(arguments)
         target = outlet.database_of(args, interpolated(SERVICES[name]["environment"], environment))
         assert target is not None
-        assert (target.url, target.bucket, target.org, target.token) == (telemetry.influx_url, bucket, org, token)
-        assert args.spool == Path("/spool")
+        assert (target.url, target.bucket, target.org) == (telemetry.influx_url, bucket, org)
     grafana = interpolated(SERVICES["grafana"]["environment"], environment)
     assert (grafana["INFLUX_URL"], grafana["INFLUX_BUCKET"]) == (telemetry.influx_url, bucket)
-    assert grafana["INFLUX_TOKEN"] == token
+
+
+def test_points_that_wait_are_in_a_volume() -> None:
+    """A container's own files go with it."""
+    for name in ("master", "engine-agent", "gpu-agent", "llamacpp-agent"):
+        spool = spool_directory(dockerfile_of(SERVICES[name]).environment)
+        targets = [volume.split(":")[1] for volume in SERVICES[name]["volumes"] if not volume.endswith(":ro")]
+        assert any(spool.is_relative_to(target) for target in targets), f"{name}: {spool}"
+        assert "--spool" not in command_line(name, filled_environment())
+    assert loaded_plan().telemetry.spool is None
+
+
+# ------------------------------------------------------------------------------------------------- who may do what
+
+
+def test_only_influxdb_itself_may_do_everything_there() -> None:
+    """Its script makes the other accounts; who uses one has its password, or the volume with its token, and no more."""
+    influx = SERVICES["influxdb"]["environment"]
+    assert "DOCKER_INFLUXDB_INIT_ADMIN_TOKEN" not in influx, "it makes one, which is nowhere else"
+    operators = {name for name, service in SERVICES.items() if "INFLUX_PASSWORD" in repr(service)}
+    assert operators == {"influxdb"}
+    readers = {name for name, service in SERVICES.items() if "${INFLUX_READ_PASSWORD" in repr(service)}
+    assert readers == {"influxdb", "grafana"}
+    assert SERVICES["grafana"]["environment"]["INFLUX_READ_USER"] == influx["INFLUX_READ_USER"]
+    mounts = {
+        name: volume.removeprefix("influx-token:")
+        for name, service in SERVICES.items()
+        for volume in service.get("volumes", [])
+        if str(volume).startswith("influx-token:")
+    }
+    writers = {name for name in OURS if name.endswith("-agent")} | {"master"}
+    assert mounts == dict.fromkeys(writers, "/run/influx:ro") | {"influxdb": "/home/influxdb"}
+    assert influx["INFLUX_TOKEN_FILE"] == "/home/influxdb/token"
+    for name in writers:
+        assert SERVICES[name]["environment"]["INFLUX_TOKEN_FILE"] == "/run/influx/token"
+        assert "influxdb" in SERVICES[name]["depends_on"], "the volume must get its owner from InfluxDB's image"
+
+
+# The CLI of the image (influx-cli 2.7.5): its flags, and what it prints.
+INFLUX_CLI = """\
+import json, os, sys
+command, rest = [], sys.argv[1:]
+while rest and not rest[0].startswith("-"):
+    command.append(rest.pop(0))
+flags = {"v1 auth create": {"--org", "--description", "--username", "--password", "--read-bucket", "--write-bucket"},
+         "auth create": {"--org", "--description", "--read-bucket", "--write-bucket", "--json"}}[" ".join(command)]
+given = {}
+while rest:
+    flag = rest.pop(0)
+    assert flag in flags, flag
+    given[flag] = True if flag == "--json" else rest.pop(0)
+with open(os.environ["ASKED"], "a") as asked:
+    asked.write(json.dumps([" ".join(command), given]) + "\\n")
+if "--json" in given:
+    if os.environ["ANSWER"] == "refuses":
+        sys.exit("Error: failed to create authorization: 401 Unauthorized")
+    made = {"id": "0a", "description": given["--description"], "token": "tOk-_en==", "status": "active",
+            "userName": "infersiege", "userID": "0b", "permissions": ["read:orgs/1/buckets/2"]}
+    if os.environ["ANSWER"] == "says nothing of it":
+        del made["token"]
+    print(json.dumps(made, indent="\\t" if os.environ["ANSWER"] == "in lines" else None))
+else:
+    print("ID\\tDescription\\tUsername\\n0c\\tGrafana\\tgrafana")
+"""
+
+
+@pytest.mark.parametrize("answer", ["in lines", "in one line", "refuses", "says nothing of it"])
+def test_the_script_of_influxdb_makes_an_account_that_reads_and_one_that_writes(answer: str, tmp_path: Path) -> None:
+    script = ROOT / "deploy" / "influxdb" / "accounts.sh"
+    assert os.access(script, os.X_OK) and script.name.endswith("sh"), "else the image's run-parts leaves it out"
+    assert SERVICES["influxdb"]["volumes"].count("./deploy/influxdb:/docker-entrypoint-initdb.d:ro") == 1
+    cli = tmp_path / "influx"
+    cli.write_text(f"#!{sys.executable}\n{INFLUX_CLI}", encoding="utf-8")
+    cli.chmod(0o755)
+    (tmp_path / "home").mkdir(mode=0o700)
+    token = tmp_path / "home" / "token"
+    ran = subprocess.run(
+        [script],
+        env={
+            **{name: f"{value}" for name, value in SERVICES["influxdb"]["environment"].items()},
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "INFLUX_READ_PASSWORD": "pass word$1",
+            "INFLUX_TOKEN_FILE": str(token),
+            "DOCKER_INFLUXDB_INIT_BUCKET_ID": "2",  # the image's entry point sets it
+            "ASKED": str(tmp_path / "asked"),
+            "ANSWER": answer,
+        },
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    (first, reader), (second, writer) = map(json.loads, (tmp_path / "asked").read_text().splitlines())
+    assert first == "v1 auth create" and (reader["--username"], reader["--password"]) == ("grafana", "pass word$1")
+    assert reader["--read-bucket"] == "2" and "--write-bucket" not in reader
+    assert second == "auth create" and writer["--read-bucket"] == writer["--write-bucket"] == "2"
+    assert "pass word$1" not in ran.stdout + ran.stderr and "tOk" not in ran.stdout + ran.stderr
+    if "line" in answer:
+        assert (ran.returncode, token.read_text()) == (0, "tOk-_en==\n"), ran.stderr
+        assert token.stat().st_mode & 0o777 == 0o444 and token.parent.stat().st_mode & 0o005 == 0o005
+    else:
+        assert ran.returncode != 0 and not token.exists(), "the image starts anew after a script that failed"
+
+
+def test_the_token_comes_from_the_file_that_is_named(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+
+    def ask(**environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [ROOT / "deploy" / "with-token.sh", "sh", "-c", 'printf "%s|%s" "$INFLUX_TOKEN" "$1"', "-", "a b"],
+            env={"PATH": "/usr/bin:/bin", **environ},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert ask(INFLUX_TOKEN="of the environment").stdout == "of the environment|a b"
+    assert ask().stdout == "|a b"
+    for content in (None, ""):
+        if content is not None:
+            token.write_text(content, encoding="utf-8")
+        missing = ask(INFLUX_TOKEN_FILE=str(token))
+        assert missing.returncode == errors.USAGE and f"{token}: no token can be read there" in missing.stderr
+    token.write_text("t0k==\n", encoding="utf-8")
+    assert ask(INFLUX_TOKEN_FILE=str(token)).stdout == "t0k==|a b"
+    both = ask(INFLUX_TOKEN_FILE=str(token), INFLUX_TOKEN="other")
+    assert (both.returncode, both.stdout) == (errors.USAGE, "") and "t0k" not in both.stderr
 
 
 def test_grafana_finds_its_dashboards_and_every_variable_of_its_provisioning() -> None:
@@ -545,6 +768,7 @@ def test_grafana_finds_its_dashboards_and_every_variable_of_its_provisioning() -
     assert len(files) >= 2
     wanted = {name for file in files for name in re.findall(r"(?<!\$)\$\{?([A-Z]\w*)", _plain(file))}
     assert wanted and wanted <= SERVICES["grafana"]["environment"].keys()
+    assert {"INFLUX_READ_USER", "INFLUX_READ_PASSWORD"} <= wanted, "reads by an account that may do no more"
     (provider,) = [
         found for file in provisioning.glob("dashboards/*") for found in yaml.safe_load(_plain(file))["providers"]
     ]
@@ -591,12 +815,18 @@ class Stack:
             (r"^8000$", str(emulator)),
             (r"^0\.0\.0\.0$", "127.0.0.1"),
             (r"^/plans/", f"{folder}/plans/"),
+            (r"^/deploy/", f"{ROOT}/deploy/"),
+            (r"^/run/influx/", f"{folder}/influx-token/"),
         ]
         for name in ("plans", "data", *COMPOSE["volumes"]):
             (folder / name).mkdir()
         plan = self.local((ROOT / "examples" / "plans" / "compose.toml").read_text(encoding="utf-8"))
-        plan = plan.replace('"/spool/', f'"{self.spool("master")}/')
         (folder / "plans" / "compose.toml").write_text(plan, encoding="utf-8")
+        (folder / "influx-token" / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
+        # What the image has in /usr/local/bin, and the programs of this environment.
+        (folder / "bin").mkdir()
+        (folder / "bin" / "with-token").symlink_to(ROOT / "deploy" / "with-token.sh")
+        self._path = f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def spool(self, service: str) -> Path:
@@ -612,16 +842,12 @@ class Stack:
 
     def start(self, service: str, name: str = "") -> None:
         name = name or service
-        spool = str(self.spool(service))
-        command = [spool if word == "/spool" else self.local(word) for word in command_line(service, self.environ)]
-        command[0] = str(Path(sys.executable).parent / command[0])
+        command = [self.local(word) for word in command_line(service, self.environ)]
         environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(self.folder),
-            "INFERSIEGE_SPOOL": spool,
-            "NO_COLOR": "1",
-            "COLUMNS": "200",
+            key: re.sub(r"^/spool\b", str(self.spool(service)), value)
+            for key, value in dockerfile_of(SERVICES[service]).environment.items()
         }
+        environment |= {"PATH": self._path, "HOME": str(self.folder), "NO_COLOR": "1", "COLUMNS": "200"}
         for key, value in interpolated(SERVICES[service].get("environment", {}), self.environ).items():
             environment[key] = self.local(value)
         if "PYTHONPATH" in os.environ:
@@ -703,9 +929,9 @@ def test_the_services_do_one_run_together(
         assert summary.invalid
         assert all(reason.startswith(("client-bound", "load not delivered")) for reason in summary.invalid)
     assert summary.counts.conserved() and summary.counts.ok > 0
-    assert f"status: http://127.0.0.1:{services.web}/" in logged
-    for secret in SECRETS:
-        assert services.environ[secret] not in said, "a secret in a log"
+    assert f"status page: http://127.0.0.1:{services.web}/" in logged
+    for secret in (*(services.environ[name] for name in SECRETS), TOKEN):
+        assert secret not in said, "a secret in a log"
     account = summary.telemetry
     assert account is not None and account.written == account.acknowledged > 0, account
     assert influx.count("infersiege_window", "ok") >= 8, "a point a second"
