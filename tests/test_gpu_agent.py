@@ -24,7 +24,10 @@ from infersiege_agents.gpu_fields import Field, Scalar
 from infersiege_agents.measurements import GPU, GPU_HOST
 from infersiege_agents.points import Point, json_line
 
-LOST, UNKNOWN, NOT_SUPPORTED, TIMED_OUT = 15, 999, 3, 10
+LOST, UNKNOWN, NOT_SUPPORTED, TIMED_OUT, NO_PERMISSION = 15, 999, 3, 10, 4
+EVENTS = {"xid", "xid_count"}
+FAULTY = {"ok", "error", "error_text"} | EVENTS
+"""What the point of a card that can't be read has: its fault, and events, which are no readings."""
 
 
 @pytest.fixture(scope="session")
@@ -177,7 +180,7 @@ def test_gp_03_lost_card_is_told_at_once_and_comes_back_and_the_other_goes_on(ri
     assert alive(cards(points, 1)) == [1] * 10
     assert alive(cards(lost, 1)) == [0] * 30
     for point in cards(lost, 1):
-        assert point.fields == {"ok": 0, "error": LOST, "error_text": point.fields["error_text"]}
+        assert set(point.fields) <= FAULTY and (point.fields["ok"], point.fields["error"]) == (0, LOST)
         assert str(point.fields["error_text"]).startswith("GPU is lost (nvmlDevice")
     assert alive(cards(back, 1))[2:] == [1] * 38, "it is asked again each second"
     energy = [number(point, "energy_j") for point in cards(back, 1) if "energy_j" in point.fields]
@@ -223,7 +226,7 @@ def test_a_card_lost_in_the_middle_of_an_interval_gives_none_of_its_samples(rig:
     rig.run(1.4)
     rig.control.update({"rc.1": LOST})
     point = cards(rig.run(0.6), 1)[0]
-    assert set(point.fields) == {"ok", "error", "error_text"}
+    assert set(point.fields) <= FAULTY
 
 
 def test_a_value_that_failed_once_is_absent_once(rig: Rig) -> None:
@@ -242,6 +245,49 @@ def test_a_value_that_failed_once_is_absent_once(rig: Rig) -> None:
     assert "temperature_c" in first.fields and "utilization_mean" in first.fields
     assert "energy_j" not in first.fields, "that difference would be over two intervals"
     assert 0 < number(second, "energy_j") < 700
+
+
+def test_gp_08_a_value_that_fails_is_absent_with_its_reason_and_told_once(rig: Rig) -> None:
+    """And GP-01: no value, and why. The card is well, and all its other values are there."""
+    rig.start()
+    rig.run(1)
+    rig.control.update({"rc.0.nvmlDeviceGetTemperature": UNKNOWN, "rc.nvmlDeviceGetEnforcedPowerLimit": NO_PERMISSION,
+                        "rc.field.83": TIMED_OUT})  # fmt: skip
+    points = rig.run(5)
+    for point in cards(points, 0):
+        assert (point.fields["ok"], "temperature_c" in point.fields, "power_limit_w" in point.fields) == (
+            1,
+            False,
+            False,
+        )
+        assert point.fields["error"] == TIMED_OUT
+        assert point.fields["error_text"] == "Timeout (nvmlDeviceGetFieldValues, energy_j)"
+    rig.control.update({"rc.field.83": None})
+    assert cards(rig.run(1), 0)[0].fields["error_text"] == "Insufficient Permissions (nvmlDeviceGetEnforcedPowerLimit)"
+    rig.control.update({"rc.nvmlDeviceGetEnforcedPowerLimit": None})
+    temperature = "Unknown Error (nvmlDeviceGetTemperature)"
+    assert [point.fields.get("error_text") for point in cards(rig.run(1))] == [temperature, None]
+    rig.control.update({"rc.0.nvmlDeviceGetTemperature": None})
+    assert [(point.fields["error"], "error_text" in point.fields) for point in cards(rig.run(1))] == [(0, False)] * 2
+    assert len(rig.told) == 3, "each call once, not at each interval, and not for each card"
+    assert all(line.startswith("warning: GPU-") and "that value is left out" in line for line in rig.told)
+    assert any(temperature in line for line in rig.told)
+
+
+def test_what_is_not_supported_is_listed_once_at_the_start(rig: Rig) -> None:
+    rig.control.update({"count": 8, "rc.nvmlDeviceGetTotalEccErrors": NOT_SUPPORTED, "rc.field.138": NOT_SUPPORTED,
+                        "rc.field.186": NOT_SUPPORTED, "rc.field.83": NOT_SUPPORTED, "rc.field.197": NOT_SUPPORTED,
+                        "rc.nvmlDeviceGetCurrentClocksEventReasons": NOT_SUPPORTED})  # fmt: skip
+    rig.start()
+    points = rig.run(3)
+    rig.control.update({"epoch": 2})
+    points += rig.run(20)
+    (line,) = [line for line in rig.told if "not supported" in line]
+    assert line == (
+        f"note: {uuid(0)} at 00000000:01:00.0 and 7 more (NVIDIA Fake H200): not supported, so not written: "
+        "ecc_corrected, ecc_uncorrected, nvlink_tx_bytes, power_instant_w"
+    ), "an older call gives energy, clock reasons and PCIe rates"
+    assert {point.fields["error"] for point in cards(points[-9:])} == {0}, "that is no fault"
 
 
 UNSUPPORTED = [
@@ -394,7 +440,8 @@ def test_gp_06_init_that_fails_from_20_s_on_gives_ok_0_and_a_hint_and_is_tried_a
     assert alive(hosts(points)) == [1] * 20
     assert alive(hosts(away)) == [0] * 60
     assert alive(cards(away)) == [0] * 120, "each known card says each second that it can't be read"
-    assert all(set(point.fields) == {"ok", "error", "error_text"} for point in cards(away))
+    assert all(set(point.fields) <= FAULTY for point in cards(away))
+    assert all(set(point.fields) == FAULTY - EVENTS for point in cards(away)[2:]), "there is nobody to tell of events"
     assert "restart the agent's container" in str(hosts(away)[-1].fields["error_text"])
     assert number(hosts(away)[-1], "gpus") == 0 and number(hosts(away)[-1], "gpus_expected") == 2
     assert alive(hosts(back))[-8:] == [1] * 8
@@ -545,7 +592,8 @@ def test_slices_come_and_go_without_a_fault(rig: Rig) -> None:
     points = rig.run(14)
     assert len({point.tags["uuid"] for point in slices(points[-4:])}) == 1
     assert set(alive(slices(points))) == {1}
-    assert rig.told == []
+    assert [line for line in rig.told if not line.startswith("note: ")] == []
+    assert len(rig.told) == 1, "what a card with slices does not have, once"
 
 
 def test_a_slice_without_gpm_for_a_moment_is_not_lost(rig: Rig) -> None:
@@ -598,7 +646,18 @@ def test_the_xid_that_took_a_card_away_is_in_its_error(rig: Rig) -> None:
     rig.control.update({"xid.1": "1:79", "rc.1": LOST})
     first, second = cards(rig.run(2), 1)
     assert str(first.fields["error_text"]).endswith("; Xid 79")
+    assert (first.fields["ok"], first.fields["xid"], first.fields["xid_count"]) == (0, 79, 1)
     assert "Xid" not in str(second.fields["error_text"])
+    assert "xid" not in second.fields
+
+
+def test_events_that_could_not_be_heard_are_not_said_to_be_none(rig: Rig) -> None:
+    rig.start()
+    rig.run(1)
+    rig.control.update({"rc.nvmlEventSetWait_v2": UNKNOWN})
+    assert not any(EVENTS & set(point.fields) for point in cards(rig.run(2)))
+    rig.control.update({"rc.nvmlEventSetWait_v2": None})
+    assert {point.fields["xid_count"] for point in cards(rig.run(1))} == {0}
 
 
 # Slow calls
@@ -690,7 +749,7 @@ def test_whatever_happens_points_are_whole_and_nothing_is_negative(
     for point in points + last:
         assert json_line(point)
         if point.measurement == "gpu" and not point.fields["ok"]:
-            assert set(point.fields) == {"ok", "error", "error_text"} and point.fields["error"]
+            assert FAULTY - EVENTS <= set(point.fields) <= FAULTY and point.fields["error"]
         for name, value in point.fields.items():
             assert isinstance(value, str) or value is None or value >= 0, (name, value)
         if "energy_j" in point.fields:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from infersiege_agents.errors import AgentError
+from infersiege_agents.gpu_codes import LOST, PERMISSION, REASONS, RESET, UNKNOWN
 from infersiege_agents.measurements import GPU
 
 SPREADS: Mapping[str, tuple[str, ...]] = {
@@ -124,13 +125,8 @@ _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)
 _ABSENT = frozenset({"", "-", "n/a", "na", "none", "null", "unsupported", "not supported", "nan"})
 _FAULT = re.compile(r"ERR!|\[?(?:[\w ]*\b(?:error|lost|reset|failed)\b[\w ]*)\]?", re.IGNORECASE)
 
-UNKNOWN = 999
-"""NVML's code for a fault without one of its own."""
-_CODES = (("lost", 15), ("permission", 4), ("reset", 16))
-"""NVML's codes of the words that nvidia-smi writes in a value's place."""
-
-POWER_CAP, THERMAL, HARDWARE = 0x4, 0x20 | 0x40, 0x8 | 0x80
-"""Clock-event reasons, as the GPU agent takes them."""
+_CODES = (("lost", LOST), ("permission", PERMISSION), ("reset", RESET))
+"""Codes of the words that nvidia-smi writes in a value's place."""
 
 
 class Header(NamedTuple):
@@ -268,9 +264,7 @@ def _fields(values: Mapping[str, float | str], broken: list[str]) -> dict[str, f
     reasons = numbers.get("clock_reasons")
     if reasons is not None:
         bits = int(reasons)
-        fields["power_capped"] = float(bool(bits & POWER_CAP))
-        fields["thermal_throttled"] = float(bool(bits & THERMAL))
-        fields["hardware_slowdown"] = float(bool(bits & HARDWARE))
+        fields |= {name: float(bool(bits & mask)) for name, mask in REASONS}
     if broken:
         words = broken[0].lower()
         code = next((code for word, code in _CODES if word in words), UNKNOWN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -185,15 +185,3 @@ def _epoch_ns(moment: datetime, zone: tzinfo | None) -> int:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:80] + "…")
-
-
-def points_of(log: Log, put: Callable[[Point], None], fault: Callable[[Fault], None]) -> int:
-    """Hand over everything; how many points there were."""
-    count = 0
-    for one in log.points():
-        if isinstance(one, Fault):
-            fault(one)
-        else:
-            put(one)
-            count += 1
-    return count

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from infersiege_agents.gpu_fields import (
     EVENT_REASONS,
     FIELDS,
+    GPM_METRICS,
     OLDER_CALLS,
     PCIE_CALL,
     PCIE_RATES,
@@ -113,14 +114,19 @@ class Card:
     """One GPU or MIG slice.
 
     `sample` reads what changes quickly, `point` the rest, and closes the interval. A call that the card doesn't know is
-    not made again before `attach`; any other failure costs one value. A failure that says the card is gone, or all
-    calls failing, is a fault: the point then has that and nothing else, and counters begin anew afterwards.
+    not made again before `attach`; any other failure costs one value, and the first of an interval is in its point. A
+    failure that says the card is gone, or all calls failing, is a fault: the point then has that and no reading, and
+    counters begin anew afterwards.
     """
 
     def __init__(self, nvml: Nvml, clock: Clock, identity: Identity, *, processes: bool, slow: Slow) -> None:
         self.identity = identity
         self.fault: Fault | None = None
         """Why it can't be read at present."""
+        self.failures: list[Fault] = []
+        """Calls that failed in the last interval although the card can be read."""
+        self._failing: dict[Fault, None] = {}
+        self._lacking: set[str] | None = None
         self._nvml = nvml
         self._clock = clock
         self._processes = processes
@@ -147,6 +153,7 @@ class Card:
         self.release()
         self._place = place
         nvml, handle = self._nvml, place.handle
+        self._lacking = set()
         self._quick = [MemoryReading(nvml, handle)]
         if place.instance is None:
             self._quick += [
@@ -155,13 +162,14 @@ class Card:
                 *self._scalars([EVENT_REASONS]),
             ]
             self._full = [FieldsReading(nvml, handle, FIELDS), *self._scalars(SCALARS)]
-        if supports_gpm(nvml, place.card):
-            try:
-                self._gpm = GpmReading(nvml, place.card, place.instance)
-            except CallError:
-                self._gpm = None
-            else:
-                self._full.append(self._gpm)
+        try:
+            self._gpm = GpmReading(nvml, place.card, place.instance) if supports_gpm(nvml, place.card) else None
+        except CallError:
+            self._gpm = None
+        if self._gpm is not None:
+            self._full.append(self._gpm)
+        else:
+            self._lacking.update(name for name, _ in GPM_METRICS)
         if self._processes:
             self._seldom.append(ProcessesReading(nvml, handle))
         self._no_memory_figures = False
@@ -218,21 +226,25 @@ class Card:
     def point(self, host: str, meminfo: Path, more: Mapping[str, float | None], note: str = "") -> Point:
         """Read everything, close the interval, and give its point, stamped with the interval's end.
 
-        `more` are fields known from elsewhere (Xid events); `note` is added to the error text.
+        `more` are fields known from elsewhere (Xid events): a card that can't be read has them all the same, since
+        they may be the reason. `note` is added to the text of its error.
         """
         started = self._clock.monotonic_ns()
         duration_ns, self._began_ns = max(started - self._began_ns, 0), started
         at_ns = self._clock.time_ns()
         values = self._read_now(started) if self._place is not None else {}
         interval, self._interval = self._interval, Interval()
+        self.failures, self._failing = list(self._failing), {}
         tags = self.identity.tags(host)
         if self.fault is not None:
             text = self.fault.text + note
-            return Point(GPU.name, tags, {"ok": 0, "error": self.fault.code, "error_text": text}, at_ns)
+            known = {name: value for name, value in more.items() if value is not None}
+            return Point(GPU.name, tags, {"ok": 0, "error": self.fault.code, "error_text": text, **known}, at_ns)
         interval.busy_ns += self._clock.monotonic_ns() - started
         fields: dict[str, float | int | str | None] = {
             "ok": 1,
-            "error": OK,
+            "error": self.failures[0].code if self.failures else OK,
+            "error_text": self.failures[0].text if self.failures else None,
             "index": self.identity.index,
             "interval": duration_ns / 1e9,
             "sample_duration": interval.busy_ns / 1e9,
@@ -248,6 +260,13 @@ class Card:
         fields.update(more)
         measured = {name: value for name, value in fields.items() if value is not None}
         return Point(GPU.name, tags, measured, at_ns)
+
+    def take_lacking(self) -> frozenset[str]:
+        """Values that it has been found not to have, once after each `attach` and its first point; else empty."""
+        if self._lacking is None or self.fault is not None:
+            return frozenset()
+        lacking, self._lacking = frozenset(self._lacking), None
+        return lacking
 
     def _read_now(self, started: int) -> Values:
         """All values of this moment; the quick ones count as a sample. A card that was lost is asked again."""
@@ -293,8 +312,12 @@ class Card:
                     return
                 if code == OK or code in NEVER:  # either way, the driver does answer for this card
                     answered = True
-                elif first is None:
-                    first = Fault(code, reading.call)
+                else:
+                    fault = Fault(code, reading.call)
+                    first = first or fault
+                    self._failing[fault] = None
+                for name, failure in reading.failed:
+                    self._fail(name, Fault(failure, f"{reading.call}, {_plain(name)}"))
                 if code in NEVER:
                     group.remove(reading)
                 if code in NEVER or isinstance(reading, FieldsReading):
@@ -308,12 +331,26 @@ class Card:
         """Nothing of this interval is believed, and no difference is made across it."""
         self.fault = fault
         self._totals.clear()
+        self._failing.clear()
         self._interval = Interval()
         self._seldom_last_ns = None
 
+    def _fail(self, name: str, fault: Fault) -> None:
+        """One value of a call that gives several."""
+        if fault.code in NEVER:
+            self._lack((name,))
+        else:
+            self._failing[fault] = None
+
+    def _lack(self, names: Iterable[str]) -> None:
+        if self._lacking is not None:
+            self._lacking.update(map(_plain, names))
+
     def _instead(self, reading: Reading, code: int) -> list[Reading]:
-        """Older calls in place of what this driver or card does not have."""
+        """Older calls in place of what this driver or card does not have; what has none is lacking."""
         rows: list[Scalar] = []
+        seldom: list[Scalar] = []
+        lacking = {*reading.names} if code in NEVER else set()
         if reading.call == EVENT_REASONS.call:
             rows.append(THROTTLE_REASONS)
         elif isinstance(reading, MemoryReading):
@@ -322,7 +359,10 @@ class Card:
             lacking = {row.name for row in reading.lacking}
             reading.lacking.clear()
             rows += [row for name, row in OLDER_CALLS.items() if name in lacking]
-            self._seldom += self._scalars([row for name, row in PCIE_RATES.items() if name in lacking])
+            seldom = [row for name, row in PCIE_RATES.items() if name in lacking]
+        older = {_plain(row.name) for row in (*rows, *seldom)}
+        self._lack(name for name in lacking if _plain(name) not in older)
+        self._seldom += self._scalars(seldom)
         return self._scalars(rows)
 
     def _scalars(self, rows: Iterable[Scalar]) -> list[Reading]:
@@ -343,3 +383,8 @@ class Card:
                 gained[counter.field] = total - before
         self._totals = totals
         return gained
+
+
+def _plain(name: str) -> str:
+    """`energy_j_total`, `pcie_rx_bytes_rate`: the field that is made of it."""
+    return name.removesuffix("_total").removesuffix("_rate")

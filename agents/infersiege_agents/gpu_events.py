@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 
-from infersiege_agents.nvml import OK, CallError, Function, Handle, Nvml, address
+from infersiege_agents.nvml import OK, TIMEOUT, CallError, Function, Handle, Nvml, address
 
 _MOST_AT_ONCE = 256
 """A card in a storm of events must not keep the agent from reading the others."""
@@ -25,6 +25,8 @@ class XidEvents:
         self._wait: Function | None = None
         self._data = pynvml.c_nvmlEventData_t()
         self._uuids: dict[int, str] = {}
+        self._heard = False
+        """The last `take` came to the end of what there was: no event means none."""
 
     def open(self) -> None:
         """Begin after an initialisation of NVML. Where there are no events, `watches` stays False."""
@@ -46,16 +48,19 @@ class XidEvents:
         self._uuids[address(handle)] = uuid
 
     def watches(self, uuid: str) -> bool:
-        """Whether the card tells of its events, so that none means none."""
-        return uuid in self._uuids.values()
+        """Whether the card tells of its events and could be heard, so that none means none."""
+        return self._heard and uuid in self._uuids.values()
 
     def take(self) -> dict[str, list[int]]:
         """Xid codes since the last call by UUID of the card, in their order."""
         taken: dict[str, list[int]] = {}
+        self._heard = False
         if self._set is None or self._wait is None:
             return taken
         for _ in range(_MOST_AT_ONCE):
-            if self._wait(self._set, ctypes.byref(self._data), 0) != OK:  # TIMEOUT: there are no more
+            code = self._wait(self._set, ctypes.byref(self._data), 0)
+            if code != OK:
+                self._heard = code == TIMEOUT
                 break
             uuid = self._uuids.get(address(self._data.device))
             if uuid is not None and self._data.eventType & pynvml.nvmlEventTypeXidCriticalError:

@@ -27,6 +27,16 @@ class Reading(Protocol):
     call: str
     """NVML's function, for error texts."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values that it gives; empty for one that tells by itself which of them a card lacks."""
+        ...
+
+    @property
+    def failed(self) -> Sequence[tuple[str, int]]:
+        """Values that the last reading, which succeeded as a whole, could not give, with NVML's codes."""
+        ...
+
     def read(self, values: Values) -> int:
         """Ask, put what was learned into `values`; NVML's return code."""
         ...
@@ -106,10 +116,12 @@ _WIDE = frozenset({"dVal", "ulVal", "ullVal", "sllVal"})
 class ScalarReading:
     """A row of the tables above, for one GPU."""
 
-    __slots__ = ("_arguments", "_buffer", "_function", "_name", "_scale", "call")
+    __slots__ = ("_arguments", "_buffer", "_function", "_name", "_scale", "call", "names")
+    failed: Sequence[tuple[str, int]] = ()
 
     def __init__(self, nvml: Nvml, handle: Handle, row: Scalar) -> None:
         self.call = row.call
+        self.names = (row.name,)
         self._name = row.name
         self._scale = row.scale
         self._buffer = row.kind()
@@ -127,6 +139,8 @@ class UtilizationReading:
     """`utilization` and `memory_utilization`, ratios."""
 
     __slots__ = ("_buffer", "_function", "_handle", "_reference", "call")
+    names = ("utilization", "memory_utilization")
+    failed: Sequence[tuple[str, int]] = ()
 
     def __init__(self, nvml: Nvml, handle: Handle) -> None:
         self.call = "nvmlDeviceGetUtilizationRates"
@@ -147,6 +161,8 @@ class MemoryReading:
     """`memory_used`, `memory_reserved` and `memory_total`, bytes; before driver 510 `used` holds the reserved part."""
 
     __slots__ = ("_buffer", "_function", "_handle", "_reference", "_tells_reserved", "call")
+    names = ("memory_used", "memory_total")
+    failed: Sequence[tuple[str, int]] = ()
 
     def __init__(self, nvml: Nvml, handle: Handle) -> None:
         self._handle = handle
@@ -176,7 +192,8 @@ class MemoryReading:
 class FieldsReading:
     """Several fields in one call. A field that the card does not have is left out from then on."""
 
-    __slots__ = ("_buffer", "_count", "_function", "_handle", "_rows", "call", "lacking")
+    __slots__ = ("_buffer", "_count", "_function", "_handle", "_rows", "call", "failed", "lacking")
+    names: tuple[str, ...] = ()
 
     def __init__(self, nvml: Nvml, handle: Handle, rows: Sequence[Field]) -> None:
         self.call = "nvmlDeviceGetFieldValues"
@@ -184,6 +201,7 @@ class FieldsReading:
         self._handle = handle
         self.lacking: list[Field] = []
         """Fields that the card does not have, as far as is known."""
+        self.failed: list[tuple[str, int]] = []
         self._rows: tuple[Field, ...] = ()
         self._keep(rows)
 
@@ -198,6 +216,8 @@ class FieldsReading:
     def read(self, values: Values) -> int:
         if not self._rows:
             return NEVER_AT_ALL
+        if self.failed:
+            self.failed = []
         code = self._function(self._handle, self._count, self._buffer)
         if code in NEVER:
             self._drop(self._rows)
@@ -213,6 +233,8 @@ class FieldsReading:
                     without.append(row)  # 32 bits of bytes wrap several times a second: no figure can be made of them
                 else:
                     values[row.name] = getattr(entry.value, member) * row.scale
+            elif entry.nvmlReturn != OK:
+                self.failed.append((row.name, entry.nvmlReturn))
         if without:
             self._drop(without)
         return code
@@ -232,7 +254,8 @@ class GpmReading:
     For a MIG slice it is asked of the card, with the slice's GPU instance. Frees its samples by `close`.
     """
 
-    __slots__ = ("_arguments", "_begun", "_get", "_metrics", "_newer", "_nvml", "_older", "call")
+    __slots__ = ("_arguments", "_begun", "_get", "_metrics", "_newer", "_nvml", "_older", "call", "failed")
+    names = tuple(name for name, _ in GPM_METRICS)
 
     def __init__(self, nvml: Nvml, card: Handle, instance: int | None) -> None:
         """Raises nvml.CallError where there is no GPM."""
@@ -246,11 +269,14 @@ class GpmReading:
         for entry, (_, number) in zip(self._metrics.metrics, GPM_METRICS, strict=False):
             entry.metricId = number
         self._begun = False
+        self.failed: list[tuple[str, int]] = []
         self._older: Any = nvml.call("nvmlGpmSampleAlloc")
         self._newer: Any = nvml.call("nvmlGpmSampleAlloc")
 
     def read(self, values: Values) -> int:
         """The first reading only begins the interval, and so does the first one after a failure."""
+        if self.failed:
+            self.failed = []
         code = self._get(*self._arguments, self._newer)
         if code != OK:
             self._begun = False
@@ -262,6 +288,8 @@ class GpmReading:
                 for (name, _), entry in zip(GPM_METRICS, self._metrics.metrics, strict=False):
                     if entry.nvmlReturn == OK:
                         values[name] = entry.value / 100
+                    else:
+                        self.failed.append((name, entry.nvmlReturn))
         self._begun = True
         self._older, self._newer = self._newer, self._older
         return code
@@ -277,6 +305,8 @@ class ProcessesReading:
     """`processes`: how many compute processes use the GPU. Which ones is not asked: a container sees other ids."""
 
     __slots__ = ("_count", "_function", "_handle", "_list", "call")
+    names = ("processes",)
+    failed: Sequence[tuple[str, int]] = ()
 
     def __init__(self, nvml: Nvml, handle: Handle) -> None:
         self.call = "nvmlDeviceGetComputeRunningProcesses_v3"

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from infersiege_agents.gpu_codes import REASONS
 from infersiege_agents.gpu_fields import Values
-
-REASONS: tuple[tuple[str, int], ...] = (
-    ("power_capped", 0x4),
-    ("thermal_throttled", 0x20 | 0x40),
-    ("hardware_slowdown", 0x8 | 0x80),
-)
 
 _SPREADS = (("utilization", ""), ("memory_used", "_bytes"), ("power", "_w"))
 

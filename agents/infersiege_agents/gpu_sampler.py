@@ -66,15 +66,17 @@ class GpuSampler:
         self._back_off_s = _FIRST_RETRY_S
         self._retry_ns: int | None = None
         self._well_from_ns: int | None = None
-        self._began_ns = self._first_ns = self._due_ns = self._inventory_ns = 0
+        self._first_ns = self._due_ns = self._inventory_ns = 0
         self._busy_ns = 0
         self._told: dict[str, int] = {}
         """Who can't be read, as far as it was told -> with which code."""
         self._told_slow: set[str] = set()
+        self._told_failing: set[Fault] = set()
+        self._told_lacking: set[tuple[str, frozenset[str]]] = set()
 
     def start(self) -> Fault | None:
         """Initialise NVML and take the first readings. The fault when there is no GPU to sample: `step` tries again."""
-        self._began_ns = self._first_ns = self._clock.monotonic_ns()
+        self._first_ns = self._clock.monotonic_ns()
         self._due_ns = self._first_ns + self._ns(self._settings.interval_s)
         self._initialise()
         if self._fault is None and not self._cards:
@@ -105,7 +107,6 @@ class GpuSampler:
 
     def _points(self, started: int) -> list[Point]:
         """Close the interval."""
-        self._began_ns = started
         at_ns = self._clock.time_ns()
         xids = self._events.take() if self._fault is None else {}
         points = {uuid: self._point(card, xids.get(uuid, [])) for uuid, card in self._cards.items()}
@@ -113,11 +114,12 @@ class GpuSampler:
             self._list(fresh=False)  # a slice that was taken away is no fault
         self._busy_ns += self._clock.monotonic_ns() - started
         self._tell_changes()
+        self._tell_values()
         return [*(point for uuid, point in points.items() if uuid in self._cards), self._host_point(at_ns)]
 
     def _point(self, card: Card, xids: list[int]) -> Point:
         more: dict[str, float | None] = {}
-        if self._events.watches(card.identity.uuid):
+        if xids or self._events.watches(card.identity.uuid):
             more = {"xid": xids[-1] if xids else None, "xid_count": len(xids)}
         note = f"; Xid {', '.join(map(str, xids))}" if xids else ""
         return card.point(self._settings.host, self._settings.meminfo, more, note)
@@ -233,6 +235,23 @@ class GpuSampler:
                     self._tell(f"{self._name(who)} can be read again")
             self._told = {}
         self._told |= {who: fault.code for who, fault in now.items()}
+
+    def _tell_values(self) -> None:
+        """Values that cards do not have, and calls that fail although their card can be read: once each."""
+        without: dict[tuple[str, frozenset[str]], list[str]] = {}
+        for uuid, card in self._cards.items():
+            for failure in card.failures:
+                if failure not in self._told_failing:
+                    self._told_failing.add(failure)
+                    self._tell(f"warning: {self._name(uuid)}: {failure.text}; that value is left out (told once)")
+            key = card.identity.name, card.take_lacking()
+            if key[1] and key not in self._told_lacking:
+                without.setdefault(key, []).append(uuid)
+        for key, uuids in without.items():
+            self._told_lacking.add(key)
+            more = f" and {len(uuids) - 1} more" if len(uuids) > 1 else ""
+            names = ", ".join(sorted(key[1]))
+            self._tell(f"note: {self._name(uuids[0])}{more} ({key[0]}): not supported, so not written: {names}")
 
     def _name(self, who: str) -> str:
         return who if who == _NVML else f"{who} at {self._cards[who].identity.pci}"

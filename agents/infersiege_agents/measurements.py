@@ -256,7 +256,8 @@ EVENT = Measurement(
 GPU = Measurement(
     "gpu",
     "GPU agent, each second",
-    "One GPU or MIG slice over one interval. A card that can't be read has ok = 0 and its error, and no other value.",
+    "One GPU or MIG slice over one interval. A card that can't be read has ok = 0 and its error, and no reading; Xid "
+    "events, which are none, are there all the same.",
     (
         _HOST,
         _tag("uuid", "UUID of the GPU or MIG slice: the identity to join by"),
@@ -264,7 +265,7 @@ GPU = Measurement(
         _tag("name", "Name of the card"),
         _tag("mig_parent", "UUID of the card for a MIG slice, else `none`"),
         _number("ok", "", "1: read, 0: not readable (see error)"),
-        _number("error", "", "NVML's return code of what failed; 0 when all is well"),
+        _number("error", "", "NVML's return code of the first call that failed, also with ok = 1; 0 when all is well"),
         _text("error_text", "That code in words, with the call"),
         _number("index", "", "NVML's index: not CUDA's order, and not stable"),
         _number("interval", "s", "Time that this point stands for"),

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pynvml
 
+from infersiege_agents.gpu_codes import UNKNOWN
+
 OK: int = pynvml.NVML_SUCCESS
 UNINITIALIZED: int = pynvml.NVML_ERROR_UNINITIALIZED
 INVALID_ARGUMENT: int = pynvml.NVML_ERROR_INVALID_ARGUMENT
@@ -21,7 +23,6 @@ NOT_FOUND: int = pynvml.NVML_ERROR_NOT_FOUND
 TOO_MANY: int = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
 TIMEOUT: int = pynvml.NVML_ERROR_TIMEOUT
 FUNCTION_NOT_FOUND: int = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-UNKNOWN: int = pynvml.NVML_ERROR_UNKNOWN
 
 NEVER: frozenset[int] = frozenset(
     {NOT_SUPPORTED, FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_DEPRECATED}
