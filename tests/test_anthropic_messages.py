@@ -277,7 +277,7 @@ def test_cl_06_writes_told_by_lifetime() -> None:
 
 def test_tk_03_usage_missing_is_an_estimate() -> None:
     decoded = feed(start(), *map(says, ("one ", "two ", "three")), event("message_delta", delta={}), STOP)[1]
-    assert account_tokens(decoded, 3)[2:] == (3, None, None, TokensFrom.ESTIMATE)
+    assert account_tokens(decoded, 3)[2:] == (3, None, None, TokensFrom.ESTIMATE, None)
 
 
 def test_tk_09_thinking_is_part_of_the_output() -> None:

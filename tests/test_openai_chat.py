@@ -102,7 +102,7 @@ def test_st_02_one_reasoning_text_under_several_names_is_taken_once() -> None:
 def test_st_03_chunks_are_not_tokens() -> None:
     seen, decoded = feed(*[says("four words at once ")] * 4, chunk(usage={"completion_tokens": 16}))
     assert seen.count(SPOKEN) == 4
-    assert account_tokens(decoded, 4)[2:] == (16, None, None, TokensFrom.USAGE)
+    assert account_tokens(decoded, 4)[2:] == (16, None, None, TokensFrom.USAGE, None)
 
 
 def test_st_04_the_first_chunk_tells_its_tokens_by_usage() -> None:
@@ -243,7 +243,7 @@ def test_odd_tool_calls_are_passed_over(odd: str) -> None:
 def test_tk_01_usage_in_an_empty_text_chunk() -> None:
     texts = [says("a")] * 3
     _, decoded = feed(*texts, chunk({"content": ""}, usage={"completion_tokens": 3}))
-    assert account_tokens(decoded, 3)[2:] == (3, None, None, TokensFrom.USAGE)
+    assert account_tokens(decoded, 3)[2:] == (3, None, None, TokensFrom.USAGE, None)
 
 
 def test_tk_03_usage_missing_is_an_estimate_and_says_so() -> None:

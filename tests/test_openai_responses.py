@@ -271,7 +271,7 @@ def test_cl_06_writes_to_a_cache_are_told() -> None:
 @pytest.mark.parametrize("usage", [None, [], "x"])
 def test_tk_03_usage_missing_is_an_estimate(usage: Any) -> None:
     decoded = feed(says("one "), says("two"), ends(usage=usage))[1]
-    assert account_tokens(decoded, 2)[2:] == (2, None, None, TokensFrom.ESTIMATE)
+    assert account_tokens(decoded, 2)[2:] == (2, None, None, TokensFrom.ESTIMATE, None)
 
 
 def test_timings_of_llama_cpp() -> None:

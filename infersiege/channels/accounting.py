@@ -20,6 +20,7 @@ class TokenAccount(NamedTuple):
     first_chunk_tokens: int | None
     tokens_from: TokensFrom | None
     """Where output_tokens comes from; None: there is none."""
+    cache_write_tokens: int | None = None
 
 
 def account_tokens(decoded: Decoded | None, chunks: int) -> TokenAccount:
@@ -33,15 +34,16 @@ def account_tokens(decoded: Decoded | None, chunks: int) -> TokenAccount:
     usage = decoded.usage
     prompt = usage.prompt_tokens if usage is not None else None
     cached = usage.cached_tokens if usage is not None else None
+    written = usage.cache_write_tokens if usage is not None else None
     output = usage.output_tokens if usage is not None else None
     reasoning = usage.reasoning_tokens if usage is not None else None
     if output or (output is not None and not has_output(decoded)):
-        return TokenAccount(prompt, cached, output, reasoning, decoded.first_chunk_tokens, TokensFrom.USAGE)
+        return TokenAccount(prompt, cached, output, reasoning, decoded.first_chunk_tokens, TokensFrom.USAGE, written)
     if not has_output(decoded):
-        return TokenAccount(prompt, cached, None, reasoning, None, None)
+        return TokenAccount(prompt, cached, None, reasoning, None, None, written)
     # One delta of a tool call holds any number of tokens.
     estimate = estimate_tokens(_all_text(decoded), 0 if decoded.tool_calls else chunks)
-    return TokenAccount(prompt, cached, estimate, reasoning, None, TokensFrom.ESTIMATE)
+    return TokenAccount(prompt, cached, estimate, reasoning, None, TokensFrom.ESTIMATE, written)
 
 
 def estimate_tokens(text: str, chunks: int) -> int:

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 
+from infersiege.cost import billed_output_tokens
 from infersiege.metrics.definitions import METRICS, Metric
 from infersiege.metrics.facts import RunFacts, SteadyWindow
 from infersiege.metrics.goodput import TurnLimits
@@ -47,6 +48,25 @@ def end_of(turn: TurnRecord) -> str:
     return f"{turn.outcome.value}: {'unknown' if why is None else why.value}"
 
 
+class Bill:
+    """What priced turns cost, whatever became of them."""
+
+    __slots__ = ("costs", "estimated", "output_tokens")
+
+    def __init__(self) -> None:
+        self.costs: array[float] = array("d")
+        """Of single turns whose token counts the server told."""
+        self.estimated: array[float] = array("d")
+        """Of the others."""
+        self.output_tokens = 0
+
+    def add(self, turn: TurnRecord) -> None:
+        if turn.cost is None:
+            return
+        (self.costs if turn.cost_from is TokensFrom.USAGE else self.estimated).append(turn.cost)
+        self.output_tokens += billed_output_tokens(turn)
+
+
 class Cell:
     """Turns due in steady of one (scenario, channel, stage)."""
 
@@ -56,7 +76,7 @@ class Cell:
         self.streamed = facts.streamed.get(channel, True)
         metrics = [m for m in METRICS.values() if m.per_turn and (self.streamed or not m.needs_stream)]
         self.columns: dict[str, array[float]] = {metric.name: array("d") for metric in metrics}
-        """Metric -> values of single turns, in ns or tokens."""
+        """Metric -> values of single turns, in ns, tokens or money."""
         self.missing: Counter[str] = Counter()
         self._of_ok = tuple(metric for metric in metrics if metric.outcome is Outcome.OK)
         self._of_failed = tuple(metric for metric in metrics if metric.outcome is Outcome.FAILED)
@@ -71,10 +91,12 @@ class Cell:
         """Inter-chunk gaps by bucket."""
         self.tally: Counter[str] = Counter()
         """Whole-number counts by name; the names are in the code below."""
+        self.bill = Bill()
         self.emulated = channel in facts.emulated
 
     def add(self, turn: TurnRecord) -> None:
         tally = self.tally
+        self.bill.add(turn)
         self.outcomes[turn.outcome] += 1
         tally["asked"] += was_asked(turn)
         tally["clock_step"] += turn.clock_step
@@ -180,12 +202,14 @@ class Flow:
         """By window: what cut turns and turns over its edges brought."""
         self.by_chunk = 0
         """Turns without a count, credited one token per chunk."""
+        self.bill = Bill()
 
     def add(self, turn: TurnRecord) -> None:
         if turn.attempt_ns is not None:
             self._session(turn)
         elif turn.reason in _CUT_SHORT:
             self._thought(turn)
+        self.bill.add(turn)
         if turn.sent_ns is not None:
             self.sent.append(turn.sent_ns)
             if turn.closed_ns is not None:

@@ -1,7 +1,7 @@
 """One definition of each metric: what a turn gives, in which unit, and the formula that docs/metrics.md prints.
 
-A value of a turn is in nanoseconds (unit `ms`) or tokens; divided by `Metric.per_unit` it is in the metric's unit. None
-means that this turn does not give it: it is counted as missing and never entered as 0.
+A value of a turn is in nanoseconds (unit `ms`), tokens or money (the plan's currency); divided by `Metric.per_unit` it
+is in the metric's unit. None means that this turn does not give it: it is counted as missing and never entered as 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 from infersiege.metrics import turn as of
 from infersiege.records import Outcome, TurnRecord
 
-Unit = Literal["ms", "tokens", "tokens/s", "turns/s", "ratio", "count"]
+Unit = Literal["ms", "tokens", "tokens/s", "turns/s", "ratio", "count", "money", "money/M tokens"]
 PerTurn = Callable[[TurnRecord], "float | None"]
 
 
@@ -44,7 +44,7 @@ class Metric:
     formula: str
     """As docs/metrics.md prints it."""
     per_turn: PerTurn | None = None
-    """The turn's value in ns or tokens. None for rates, and for `gap`, of which a turn gives many."""
+    """The turn's value in ns, tokens or money. None for rates, and for `gap`, of which a turn gives many."""
     so_far: PerTurn | None = None
     """Lower bound of what a cut turn's value would have become; None for metrics that don't grow with time."""
     applies: Callable[[TurnRecord], bool] | None = None
@@ -232,6 +232,17 @@ _ALL: tuple[Metric, ...] = (
         unit="tokens",
         better="higher",
     ),
+    _distribution(
+        "cost",
+        "Cost",
+        "What a turn cost by its tokens, in the plan's currency. Unknown counts are estimated, which is noted; turns "
+        "of channels without a price for tokens have none.",
+        "((prompt_tokens - cached_tokens - cache_write_tokens) * input + cached_tokens * cached + cache_write_tokens * "
+        "cache_write + output_tokens * output) / 1e6",
+        lambda turn: turn.cost,
+        unit="money",
+        applies=lambda turn: turn.cost is not None,
+    ),
     _rate(
         "asked_rate",
         "Asked",
@@ -322,6 +333,15 @@ _ALL: tuple[Metric, ...] = (
         "higher",
         "Sessions alive, mean over the steady window, think time included.",
         "sum(session time in steady) / steady seconds",
+    ),
+    _rate(
+        "cost_per_million_output_tokens",
+        "Cost per million output tokens",
+        "money/M tokens",
+        "lower",
+        "What the priced turns due in steady cost, failed and cut ones included, for a million of the output tokens "
+        "they gave. Paid by the hour: what the GPUs cost in steady, for a million of the tokens that arrived in it.",
+        "1e6 * sum(cost) / sum(output_tokens), or 1e6 * gpu_hour * gpus * steady hours / output tokens in steady",
     ),
 )
 

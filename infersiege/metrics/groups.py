@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from infersiege.metrics.collect import Cell, Collector, Flow
+from infersiege.cost import BY_TOKENS, PER_MILLION, money
+from infersiege.metrics.collect import Bill, Cell, Collector, Flow
 from infersiege.metrics.definitions import METRICS, STATS, Metric
 from infersiege.metrics.delivery import (
     SECOND_NS,
@@ -22,7 +23,7 @@ from infersiege.metrics.delivery import (
 )
 from infersiege.metrics.facts import Cut, SteadyWindow
 from infersiege.metrics.histogram import Histogram, rank_of
-from infersiege.records import Counts, Distribution, GroupSummary, Outcome
+from infersiege.records import Cost, Counts, Distribution, GroupSummary, Outcome
 
 Key = TypeVar("Key", str, Outcome)
 
@@ -78,6 +79,7 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
     rates = _shares(outcomes, tally) | _per_second(tally, flows, indexes, windows)
     if not any(cell.limits for cell in cells):
         rates["goodput"] = rates["goodput_share"] = None
+    cost, rates["cost_per_million_output_tokens"] = cost_of([cell.bill for cell in cells], channel=cut.channel)
     rates["users"] = users_alive(flows, windows)
     rates["delivered_share"] = _delivered_share(cut, loads)
     return GroupSummary(
@@ -95,7 +97,45 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
         finish_reasons=dict(sorted(_sum(cell.finish_reasons for cell in cells).items())),
         in_flight_mean=mean_alive(start_ns, end_ns, windows),
         in_flight_max=peak_alive(start_ns, end_ns, windows),
-        notes=_notes(cells, flows, outcomes, tally),
+        notes=_notes(cells, flows, outcomes, tally) + _about_cost(cost),
+        cost=cost,
+    )
+
+
+def costs(collector: Collector) -> tuple[Cost, ...]:
+    """What all turns cost by their tokens, all phases, by channel; channels without such a price are left out."""
+    bills: dict[str, list[Bill]] = {}
+    for (_, channel), flow in sorted(collector.flows.items()):
+        bills.setdefault(channel, []).append(flow.bill)
+    found = (cost_of(own, channel=channel)[0] for channel, own in bills.items())
+    return tuple(cost for cost in found if cost is not None)
+
+
+def cost_of(bills: Sequence[Bill], *, channel: str | None) -> tuple[Cost | None, float | None]:
+    """(what the turns of these bills cost, the same per million output tokens). None: no turn has a price."""
+    told = [cost for bill in bills for cost in bill.costs]
+    guessed = [cost for bill in bills for cost in bill.estimated]
+    if not told and not guessed:
+        return None, None
+    # fsum is exact, so that the order of the turns does not show in the last digit.
+    total = math.fsum((*told, *guessed))
+    cost = Cost(
+        channel=channel,
+        basis=BY_TOKENS,
+        total=total,
+        turns=len(told) + len(guessed),
+        estimated_turns=len(guessed),
+        estimated=math.fsum(guessed) if guessed else None,
+    )
+    return cost, ratio(total * PER_MILLION, sum(bill.output_tokens for bill in bills))
+
+
+def _about_cost(cost: Cost | None) -> tuple[str, ...]:
+    if cost is None or cost.estimated is None or cost.total is None:
+        return ()
+    return (
+        f"the cost of {cost.estimated_turns:,} of {cost.turns:,} turns is estimated ({money(cost.estimated)} of "
+        f"{money(cost.total)}): the server did not tell every count that has a price, or the answer was cut",
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from infersiege.metrics.collect import Collector
 from infersiege.metrics.delivery import delivered
 from infersiege.metrics.facts import RunFacts
-from infersiege.metrics.groups import counts_of, cuts, group
+from infersiege.metrics.groups import costs, counts_of, cuts, group
 from infersiege.metrics.validity import invalid_reasons, warnings_of
 from infersiege.records import SCHEMA_VERSION, Summary, TurnRecord
 
@@ -23,6 +24,7 @@ def summarise(turns: Iterable[TurnRecord], facts: RunFacts) -> Summary:
     loads = delivered(collector)
     groups = tuple(group(cut, collector, loads) for cut in cuts(collector))
     counts = counts_of(collector.outcomes, facts.planned_turns)
+    paid = costs(collector)
     return Summary(
         schema_version=SCHEMA_VERSION,
         run_id=facts.run_id,
@@ -33,6 +35,8 @@ def summarise(turns: Iterable[TurnRecord], facts: RunFacts) -> Summary:
         interrupted=facts.interrupted,
         counts=counts,
         groups=groups,
+        cost=math.fsum(one.total for one in paid if one.total is not None) if paid else None,
+        costs=paid,
         traces=facts.traces,
         workers=facts.workers,
         invalid=invalid_reasons(collector, counts, loads),

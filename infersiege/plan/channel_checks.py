@@ -13,10 +13,10 @@ from infersiege.channels import DIALECTS, PROFILES
 from infersiege.channels.request import refusal
 from infersiege.channels.url import endpoint_url
 from infersiege.errors import InfersiegeError, UsageError
-from infersiege.plan.defaults import default_base_url, local_file
+from infersiege.plan.defaults import CLOUDS, default_base_url, local_file
 from infersiege.plan.faults import Faults
 from infersiege.plan.locate import KeyPath
-from infersiege.plan.schema import Channel
+from infersiege.plan.schema import Channel, Price
 from infersiege.redact import api_key
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ _FROM_TRACE = "it comes from the workload's trace"
 _FIXED_LENGTH = ("openai-chat", "openai-completions")
 """Dialects in which engines know `ignore_eos`."""
 
+_PER_TOKEN = 1e-4
+"""Nobody sells a million tokens for less; price lists per token are below it."""
+
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -73,7 +76,38 @@ def _channel(draft: Draft, name: str, channel: Channel) -> None:
             faults.add((*here, "ca"), "nothing is verified with insecure = true; leave one of them out")
         elif fault := file_fault(local_file(channel.ca, draft.base), channel.ca):
             faults.add((*here, "ca"), fault)
+    if channel.price is not None and faults.ok(*here, "price"):
+        _price(faults, (*here, "price"), channel.price, channel.engine if faults.ok(*here, "engine") else "")
     _key(draft, here, channel)
+
+
+def _price(faults: Faults, here: KeyPath, price: Price, engine: str) -> None:
+    """A channel is paid by tokens or by the hour, and nothing that is used is left without a price."""
+    by_tokens = {name: getattr(price, name) for name in ("input", "output", "cached", "cache_write")}
+    given = [name for name, value in by_tokens.items() if value is not None]
+    for name in given:
+        if 0 < by_tokens[name] < _PER_TOKEN:
+            value = by_tokens[name]
+            faults.add(
+                (*here, name),
+                f"{value:g} looks like a price per token; prices are per million tokens: write {value * 1e6:g}",
+            )
+    if price.gpu_hour is not None:
+        if given:
+            faults.add(
+                (*here, "gpu_hour"), f"the channel is paid by tokens already ({', '.join(given)}); leave one out"
+            )
+        elif engine in CLOUDS:
+            faults.add((*here, "gpu_hour"), f"{PROFILES[engine].title} is paid by tokens; write input and output")
+        return
+    if price.gpus is not None:
+        faults.add((*here, "gpus"), "counts only with gpu_hour, the price of one GPU for one hour")
+    elif not given:
+        faults.add(here, "holds no price; write input and output, or gpu_hour")
+        return
+    for name in ("input", "output"):
+        if given and by_tokens[name] is None:
+            faults.add((*here, name), "is missing: without it no turn's cost is known; write 0 where it is free")
 
 
 def _dialect(draft: Draft, here: KeyPath, channel: Channel) -> None:

@@ -25,8 +25,7 @@ MANY = 1_000_000_000
 """More sessions, tokens or turns than any run has."""
 
 DURATION: dict[str, Any] = {"unit": "duration", "at_most": LONGEST_NS}
-COST: dict[str, Any] = {"later": "prices and cost"}
-PER_MILLION: dict[str, Any] = {"unit": "per million tokens", **COST}
+PER_MILLION: dict[str, Any] = {"unit": "per million tokens", "at_least": 0, "at_most": 1e9}
 SPAN: dict[str, Any] = {**DURATION, "above": 0}
 """A duration that must not be 0."""
 
@@ -78,16 +77,24 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """Money per million tokens, in one currency of your choice."""
+    """Money in one currency of your choice, the same for all channels: by tokens, or by GPUs and hours."""
 
-    input: Annotated[float | None, _meta("Input tokens", **PER_MILLION, at_least=0)] = None
-    cached: Annotated[float | None, _meta("Cached input tokens", **PER_MILLION, at_least=0)] = None
-    cache_write: Annotated[
-        float | None,
-        _meta("Tokens written to the cache", **PER_MILLION, at_least=0),
+    input: Annotated[float | None, _meta("Input tokens; 0 where they are free", **PER_MILLION)] = None
+    cached: Annotated[
+        float | None, _meta("Input tokens that were read from a cache; default: as input", **PER_MILLION)
     ] = None
-    output: Annotated[float | None, _meta("Output tokens", **PER_MILLION, at_least=0)] = None
-    gpu_hour: Annotated[float | None, _meta("One GPU for one hour (local engines)", **COST, at_least=0)] = None
+    cache_write: Annotated[
+        float | None, _meta("Input tokens that were written to a cache; default: as input", **PER_MILLION)
+    ] = None
+    output: Annotated[float | None, _meta("Output tokens, reasoning included", **PER_MILLION)] = None
+    gpu_hour: Annotated[
+        float | None,
+        _meta("One GPU for one hour, of an engine of one's own", unit="per hour", at_least=0, at_most=1e9),
+    ] = None
+    gpus: Annotated[
+        int | None,
+        _meta("GPUs that serve the channel; default: those that are watched", unit="GPUs", at_least=1, at_most=100_000),
+    ] = None
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):

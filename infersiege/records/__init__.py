@@ -35,6 +35,7 @@ from infersiege.records.session import (
     Turn,
 )
 from infersiege.records.summary import (
+    Cost,
     Counts,
     Distribution,
     GroupSummary,
@@ -64,6 +65,7 @@ __all__ = [
     "Bye",
     "ClientHealth",
     "ClockPing",
+    "Cost",
     "Counts",
     "Distribution",
     "Drain",

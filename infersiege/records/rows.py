@@ -55,6 +55,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    """Prompt tokens that were written to a cache, where the server tells."""
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
     first_chunk_tokens: int | None = None
@@ -88,6 +90,9 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     clock_step: bool = False
     server_ttft_ns: int | None = None
     cost: float | None = None
+    """By tokens, in the plan's currency; None: its channel has no such price, or nobody bills the turn."""
+    cost_from: TokensFrom | None = None
+    """Where the token counts behind the cost come from; None: there is none."""
     quality: str | None = None
 
 

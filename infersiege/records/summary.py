@@ -48,6 +48,25 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     p99_9: float | None
 
 
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What turns or a channel cost, in the plan's currency."""
+
+    channel: str | None
+    """None: several."""
+    basis: str
+    """`tokens`, `GPU hours`, or both in one (`tokens and GPU hours`)."""
+    total: float | None
+    """None: the number of GPUs is not known."""
+    turns: int = 0
+    """Turns that were priced by their tokens, failed and cut ones included."""
+    estimated_turns: int = 0
+    """Of these, turns of which the server did not tell every count that has a price."""
+    estimated: float | None = None
+    """What these cost; part of `total`."""
+    gpus: int | None = None
+    """That were paid by the hour."""
+
+
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One cut of the run: everything, or one scenario, channel or stage (None = all)."""
 
@@ -69,6 +88,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_mean: float | None
     in_flight_max: int | None
     notes: tuple[str, ...]
+    cost: Cost | None = None
+    """Of turns due in steady; by the hour, of the steady time. None: no price, or shared with other scenarios."""
 
 
 class TraceAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +242,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tokens_from: dict[str, int]
     """usage/tokenizer/estimate -> turns."""
     stamp_source: dict[str, int]
+    cost: float | None = None
+    """Of the whole run, all phases; None: no price, or one channel's cost is not known."""
+    costs: tuple[Cost, ...] = ()
+    """The same by channel, of those that have a price."""
     resources: tuple[StageResources, ...] = ()
     """One per stage; empty: no GPU and no engine was watched."""
     telemetry: TelemetryAccount | None = None

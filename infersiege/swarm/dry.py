@@ -1,47 +1,127 @@
-"""What a plan would send: counted, not sent."""
+"""What a plan would send, and what that would cost: counted, not sent."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
+import msgspec
 from rich.console import Console
 
-from infersiege.plan.schema import Plan
+from infersiege.cost import BYTES_PER_TOKEN, HOUR_NS, dearest, gpu_hours_cost, money, tokens_cost
+from infersiege.plan.schema import Plan, Price, Workload
+from infersiege.plan.values import format_duration
+from infersiege.records import Turn
+from infersiege.schedule import Ticket
 from infersiege.swarm.source import SessionSource
-from infersiege.traces import describe
+from infersiege.traces import Conversation, describe
 
 SAMPLE = 200
 MOST_COUNTED = 1_000_000
 """Sessions that are counted; of more it is only said that there are more."""
 
 
+@dataclass(slots=True)
+class Volume:
+    """What some sessions ask of one channel."""
+
+    turns: int = 0
+    prompt_tokens: int = 0
+    repeated_tokens: int = 0
+    """Of these, what the turn before in the session had sent already: a cache could hold it."""
+    output_tokens: int = 0
+    """At most."""
+    guessed: int = 0
+    """Turns whose prompt has no known length: a token for every few bytes."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """The first sessions of a plan, and how many there will be."""
+
+    sessions: int = 0
+    by_channel: dict[str, Volume] = field(default_factory=dict)
+    sessions_in_all: int | None = None
+    """Of the whole run; None: the answers decide."""
+
+    @property
+    def factor(self) -> float | None:
+        """The run, in samples; None: not known."""
+        return self.sessions_in_all / self.sessions if self.sessions and self.sessions_in_all is not None else None
+
+
 def dry_run(plan: Plan, console: Console) -> None:
-    """Print arrivals, turns and tokens, from the first sessions of the plan's own sequence."""
+    """Print arrivals, turns, tokens and cost, from the first sessions of the plan's own sequence."""
     source = SessionSource(plan, place=0, members=1)
     for workload, trace in zip(plan.workloads, source.traces, strict=True):
         console.print(f"{workload.scenario}: {describe(trace).line()}", highlight=False, markup=False)
-    sample = list(islice(source.tickets(), SAMPLE))
-    turns = prompt = output = 0
-    for ticket in sample:
-        conversation = source.conversation(ticket)
-        turns += conversation.turns
-        for turn in conversation.session.turns[: conversation.turns]:
-            prompt += turn.asked_prompt_tokens or 0
-            output += turn.asked_output_tokens or plan.sampling.max_tokens
-    sessions = _sessions(plan, source)
+    sample = sampled(plan, source)
+    volumes = list(sample.by_channel.values())
+    turns, guessed = sum(one.turns for one in volumes), sum(one.guessed for one in volumes)
+    prompt, output = sum(one.prompt_tokens for one in volumes), sum(one.output_tokens for one in volumes)
     console.print(
-        f"first {len(sample)} sessions: {turns} turns, about {prompt:,} prompt and at most {output:,} output tokens",
+        f"first {sample.sessions} sessions: {turns} turns, about {prompt:,} prompt and at most {output:,} output tokens"
+        + (f" ({guessed} prompts by their size)" if guessed else ""),
         highlight=False,
     )
-    if not sample:
-        console.print("sessions in all: none is due within the duration")
-        return
-    if sessions is None:
-        console.print("sessions in all: as many as the users get through in the duration")
-        return
-    factor = sessions / len(sample)
-    more = "at least " if sessions == MOST_COUNTED else ""
-    console.print(f"sessions in all: {more}{sessions:,}, about {turns * factor:,.0f} turns", highlight=False)
+    for line in (_in_all(sample, turns), *expected_cost(plan, sample)):
+        console.print(line, highlight=False, markup=False)
+
+
+def _in_all(sample: Sample, turns: int) -> str:
+    if not sample.sessions:
+        return "sessions in all: none is due within the duration"
+    if sample.factor is None:
+        return "sessions in all: as many as the users get through in the duration"
+    more = "at least " if sample.sessions_in_all == MOST_COUNTED else ""
+    return f"sessions in all: {more}{sample.sessions_in_all:,}, about {turns * sample.factor:,.0f} turns"
+
+
+def sampled(plan: Plan, source: SessionSource) -> Sample:
+    """What the first sessions of the plan's sequence, over all workers, ask of each channel."""
+    found = Sample()
+    for ticket in islice(source.tickets(), SAMPLE):
+        found.sessions += 1
+        workload = plan.workloads[ticket.workload]
+        volume = found.by_channel.setdefault(workload.channel or next(iter(plan.channels)), Volume())
+        _count(volume, plan, workload, source, ticket)
+    found.sessions_in_all = _sessions(plan, source)
+    return found
+
+
+def _count(volume: Volume, plan: Plan, workload: Workload, source: SessionSource, ticket: Ticket) -> None:
+    conversation = source.conversation(ticket)
+    turns = conversation.session.turns[: conversation.turns]
+    sizes = _sizes(conversation) if any(turn.asked_prompt_tokens is None for turn in turns) else [0] * len(turns)
+    before = 0
+    for turn, size in zip(turns, sizes, strict=True):
+        prompt = size if turn.asked_prompt_tokens is None else turn.asked_prompt_tokens
+        output = _most_output(turn, plan.sampling.max_tokens)
+        volume.turns += 1
+        volume.guessed += turn.asked_prompt_tokens is None
+        volume.prompt_tokens += prompt
+        volume.repeated_tokens += min(before, prompt)
+        volume.output_tokens += output if workload.max_tokens is None else min(output, workload.max_tokens)
+        before = prompt
+
+
+def _most_output(turn: Turn, otherwise: int) -> int:
+    """Output tokens that will be asked for: the recorded length, else the row's own limit, else the plan's."""
+    if turn.asked_output_tokens is not None:
+        return turn.asked_output_tokens
+    limits = (turn.extra.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    return next((limit for limit in limits if isinstance(limit, int)), otherwise)
+
+
+def _sizes(conversation: Conversation) -> Sequence[int]:
+    """About how many tokens each prompt of a session has, by the bytes of its messages and tools."""
+    sizes = []
+    while (turn := conversation.next_turn()) is not None:
+        written = len(msgspec.json.encode(turn.messages)) + len(msgspec.json.encode(turn.tools or []))
+        sizes.append(-(-written // BYTES_PER_TOKEN))
+        conversation.answered("")
+    return sizes
 
 
 def _sessions(plan: Plan, source: SessionSource) -> int | None:
@@ -51,3 +131,42 @@ def _sessions(plan: Plan, source: SessionSource) -> int | None:
     if plan.load.mode == "closed":
         return None
     return sum(1 for _ in islice(source.tickets(), MOST_COUNTED))
+
+
+# ------------------------------------------------------------------------------------------------------------ cost
+
+
+def expected_cost(plan: Plan, sample: Sample) -> list[str]:
+    """What the run will cost at most, a line for each channel that has a price; empty: none has."""
+    lines = []
+    for name, channel in plan.channels.items():
+        if channel.price is not None and channel.price.gpu_hour is not None:
+            lines.append(f"cost on {name}: {_by_hours(channel.price, plan.run.duration_ns)}")
+        elif channel.price is not None:
+            lines.append(f"cost on {name}: {_by_tokens(channel.price, sample.by_channel.get(name, Volume()), sample)}")
+    return lines
+
+
+def _by_tokens(price: Price, volume: Volume, sample: Sample) -> str:
+    tokens = {"prompt_tokens": volume.prompt_tokens, "output_tokens": volume.output_tokens}
+    most = dearest(price, **tokens)
+    if most is None or not sample.sessions:
+        return "not known"
+    factor, whole = sample.factor, "in all"
+    if factor is None:
+        factor, whole = 1000 / sample.sessions, "for each 1,000 sessions of the run"
+    elif sample.sessions_in_all == MOST_COUNTED:
+        whole = "or more in all"
+    line = f"at most about {money(most * factor)} {whole} (nothing found in a cache, answers as long as allowed)"
+    if price.cached is None or not volume.repeated_tokens:
+        return line
+    written = volume.prompt_tokens - volume.repeated_tokens if price.cache_write is not None else 0
+    kept = tokens_cost(price, **tokens, cached_tokens=volume.repeated_tokens, cache_write_tokens=written)
+    return f"{line}; {money((kept or 0.0) * factor)} when each turn finds the one before it in the cache"
+
+
+def _by_hours(price: Price, duration_ns: int | None) -> str:
+    gpus = "each watched GPU" if price.gpus is None else f"{price.gpus} GPU{'s' if price.gpus > 1 else ''}"
+    cost = gpu_hours_cost(price, price.gpus or 1, HOUR_NS if duration_ns is None else duration_ns)
+    span = "an hour" if duration_ns is None else f"the {format_duration(duration_ns)} of load"
+    return f"{money(cost or 0.0)} for {gpus} in {span}, before the drain"

@@ -12,6 +12,7 @@ from infersiege.channels.dialect import Decoded, Dialect
 from infersiege.channels.outcome import GOOD_FINISH, Conclusion, account_tokens, conclude, decode_body
 from infersiege.channels.profiles import Profile
 from infersiege.channels.redaction import Secrets, one_line
+from infersiege.cost import priced
 from infersiege.plan.schema import Channel, Sampling
 from infersiege.records import Outcome, Reason, TurnRecord
 from infersiege.swarm.ledger import ChannelLabels, Ledger, OpenSession, request_id_of
@@ -194,7 +195,7 @@ class TurnPlayer:
             bytes_out=result.bytes_out,
             server_ttft_ns=decoded.server_ttft_ns if decoded else None,
         )
-        return record, decoded
+        return priced(record, route.channel.price), decoded
 
     def _labels(self, session: OpenSession, turn: PreparedTurn, route: Route, request_id: str) -> dict[str, Any]:
         """Columns that are known before the turn is sent."""
