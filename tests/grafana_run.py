@@ -41,7 +41,7 @@ trace = "builtin:short-qa"
 language = "zh"
 [load]
 {load}
-warmup = "2s"
+warmup = "1s"
 drain = "5s"
 [[slo]]
 metric = "ttft"
@@ -66,7 +66,7 @@ class Runs:
     to_ms: int
 
 
-def make(influx: InfluxDB, folder: Path, *, closed_s: int = 14, open_s: int = 8) -> Runs:
+def make(influx: InfluxDB, folder: Path, *, closed_s: int = 9, open_s: int = 6) -> Runs:
     """Both runs, with two workers and the agents that each starts; all points are in the database at the return."""
     siege = Siege(folder)
     # Agents and runs of this test share nothing with those of the user.
@@ -79,7 +79,9 @@ def make(influx: InfluxDB, folder: Path, *, closed_s: int = 14, open_s: int = 8)
         first = _run(siege, influx, emulator, "closed / loop", 'mode = "closed"\nusers = 12', closed_s)
         _disturb(control, first)
         closed = first.wait()
-        opened = _run(siege, influx, emulator, "open loop", 'mode = "open"\nrate = 12.0', open_s).wait()
+        second = _run(siege, influx, emulator, "open loop", 'mode = "open"\nrate = 12.0', open_s)
+        _lose(control, second)
+        opened = second.wait()
     return Runs(closed, opened, from_ms, time.time_ns() // 1_000_000 + 1000)
 
 
@@ -102,10 +104,17 @@ def _run(siege: Siege, influx: InfluxDB, emulator: EmulatorProcess, name: str, l
 
 
 def _disturb(control: fake_nvml.Control, running: Running) -> None:
-    """An Xid, memory errors and a power cap on card 0; card 1 gets hot and is lost for two seconds."""
+    """An Xid, memory errors and a power cap on card 0; card 1 gets hot."""
     running.until('"ok"')
     control.update({"xid.1": "0:31", "0.ecc0": 2, "0.ecc1": 1, "0.throttle": 4, "1.throttle": 0x40, "1.temp": 91})
     time.sleep(4)
+    control.update({"0.throttle": 0, "1.throttle": 0, "1.temp": 70})
+
+
+def _lose(control: fake_nvml.Control, running: Running) -> None:
+    """Card 1 falls off the bus for a second or two; the agent finds it again. Not in the run whose figures tests hold
+    against summary.json: with so much of so short a run unread, some of them are rightly absent."""
+    running.until('"ok"')
     control.update({"rc.1": 15})
-    time.sleep(3)
-    control.update({"rc.1": None, "0.throttle": 0, "1.throttle": 0, "1.temp": 70})
+    time.sleep(1.5)
+    control.update({"rc.1": None})

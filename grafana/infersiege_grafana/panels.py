@@ -31,6 +31,10 @@ EMULATED: Json = {
     "options": {"0": {"text": "no"}, "1": {"text": "yes: says nothing about hardware"}},
 }
 """Words for the field `emulated`."""
+YES_OR_NO: Json = {
+    "type": "value",
+    "options": {"0": {"text": "no", "color": "red"}, "1": {"text": "yes", "color": "green"}},
+}
 
 
 def target(query: str, *, alias: str = "", table: bool = False) -> Json:
@@ -160,9 +164,10 @@ def stat(
     text: bool = False,
     decimals: int | None = None,
     calc: str = "lastNotNull",
+    named: bool = False,
     transformations: Sequence[Json] = (),
 ) -> Json:
-    """One figure. `text`: the value is a text."""
+    """One figure per series. `text`: the value is a text; `named`: the series' name beside it, also of a single one."""
     panel = _panel("stat", title, description, unit, targets, steps)
     defaults = panel["fieldConfig"]["defaults"]
     defaults["color"] = {"mode": "thresholds"}
@@ -175,7 +180,7 @@ def stat(
         "reduceOptions": {"calcs": [calc], "fields": "/.*/" if text else "", "values": False},
         "colorMode": "value",
         "graphMode": "none",
-        "textMode": "value" if len(targets) == 1 else "value_and_name",
+        "textMode": "value_and_name" if named or len(targets) > 1 else "value",
         "justifyMode": "center",
         "orientation": "auto",
         "wideLayout": True,
@@ -193,10 +198,12 @@ def table(
     units: Mapping[str, str] | None = None,
     overrides: Iterable[Json] = (),
     hidden: Sequence[str] = ("Time",),
+    aged: bool = False,
     sort: tuple[str, bool] | None = None,
     transformations: Sequence[Json] = (),
 ) -> Json:
-    """Rows. `units`: column -> unit; `sort`: (column, descending)."""
+    """Rows. `units`: column -> unit; `aged`: rows are points, and their instant is shown as an age; `sort`: (column,
+    descending)."""
     panel = _panel("table", title, description, unit, targets, steps)
     defaults = panel["fieldConfig"]["defaults"]
     defaults["custom"] = {"align": "auto", "cellOptions": {"type": "auto"}, "filterable": False, "minWidth": 60}
@@ -206,9 +213,17 @@ def table(
     panel["options"] = {"showHeader": True, "cellHeight": "sm"}
     if sort is not None:
         panel["options"]["sortBy"] = [{"displayName": sort[0], "desc": sort[1]}]
-    drop = {"id": "organize", "options": {"excludeByName": dict.fromkeys(hidden, True)}}
-    panel["transformations"] = [*transformations, drop]
+    if aged:
+        panel["fieldConfig"]["overrides"].append(override(AGE, unit="dateTimeFromNow"))
+        shown: Json = {"renameByName": {"Time": AGE}}
+    else:
+        shown = {"excludeByName": dict.fromkeys(hidden, True)}
+    panel["transformations"] = [*transformations, {"id": "organize", "options": shown}]
     return panel
+
+
+AGE = "last point"
+"""Column of tables whose rows are points."""
 
 
 def xy(

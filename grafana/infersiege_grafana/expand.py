@@ -61,11 +61,13 @@ def _value(name: str, form: str | None, view: View) -> str:
         return str(view.from_ms)
     if name == "__to":
         return str(view.to_ms)
-    if form != "regex":
-        raise ValueError(f"${{{name}}}: write ${{{name}:regex}}, or quotes in a value break the query")
     if name not in view.values:
         raise ValueError(f"${{{name}}}: the dashboard has no such variable")
     chosen = view.values[name]
+    if form == "raw" and isinstance(chosen, str) and re.fullmatch(r"\d*", chosen):
+        return chosen
+    if form != "regex":
+        raise ValueError(f"${{{name}}}: write ${{{name}:regex}}, or quotes in a value break the query")
     if chosen == ALL or (not isinstance(chosen, str) and list(chosen) == [ALL]):
         return view.all_values[name]
     if isinstance(chosen, str):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queries as q
-from panels import (
+from infersiege_grafana import queries as q
+from infersiege_grafana.panels import (
     EMULATED,
     SHARE,
     STEADY_COLOURS,
@@ -20,10 +20,10 @@ from panels import (
     target,
     timeseries,
 )
-from shell import channel, dashboard, run, scenario
+from infersiege_grafana.shell import channel, dashboard, run, scenario
 
 WHERE = f"{q.RUN} AND {q.CUT}"
-WHOLE = f"{q.RUN} AND \"scenario\" = 'all' AND \"channel\" = 'all' AND \"stage\" = 'all'"
+WHOLE = f"{q.RUN} AND {q.WHOLE_RUN}"
 LIVE = "infersiege_live"
 WINDOW = "infersiege_window"
 
@@ -73,10 +73,14 @@ def headline() -> list[Json]:
             target(q.latest(LIVE, {"in flight": "in_flight"}, q.RUN)), decimals=0,
         ),
         stat(
-            "Failed share", "Failed turns / ended turns of the time range: anything above 1 % makes latencies look "
-                            "better "
-            "than they are.", SHARE,
-            target(f'SELECT sum("failed") / sum("closed") AS "failed" FROM "{LIVE}" WHERE $timeFilter AND {q.RUN}'),
+            "Failed share",
+            "Failed turns / turns that ended by themselves, of the scenario and channel in the time range: above 1 % "
+            "latencies look better than they are.",
+            SHARE,
+            target(
+                f'SELECT sum("failed") / (sum("ok") + sum("failed")) AS "failed" FROM "{WINDOW}" '
+                f"WHERE $timeFilter AND {WHERE}"
+            ),
             steps=(("green", None), ("orange", 0.001), ("red", 0.01)), decimals=2,
         ),
         stat(
@@ -89,23 +93,24 @@ def headline() -> list[Json]:
             target(q.latest(WINDOW, {"p95": "tpot_p95_stage_ms"}, f"{WHERE} AND \"phase\" = 'steady'")),
         ),
         stat(
-            "Client event loop", "Longest time in which a worker did not look at its sockets: above 100 ms the "
-                                 "client, not "
-            "the server, may be what you measure.", "ms",
-            target(
-                f'SELECT max("hub_lag_max_ms") AS "lag" FROM "infersiege_client" WHERE $timeFilter AND {q.RUN}'
-            ),
+            "Client event loop",
+            "Longest time in which a worker did not look at its sockets: above 100 ms the client, not the server, may "
+            "be what you measure.",
+            "ms",
+            target(f'SELECT max("hub_lag_max_ms") AS "lag" FROM "infersiege_client" WHERE $timeFilter AND {q.RUN}'),
             steps=(("green", None), ("orange", 50), ("red", 100)),
         ),
         stat(
-            "Points missing", "Points of this run's writer that wait on disk or were lost: the panels lack "
-                                      "them.",
+            "Points missing",
+            "Points of runs, by the host that writes them, that wait on disk, were refused or were lost: the panels "
+            "lack them. Writers (below) tells which it is, and has the agents' too.",
             "short",
             target(
-                q.latest("infersiege_writer", {"wait": "spooled", "lost": "dropped"}, "\"source\" = 'run'"),
-                alias="$col"
+                'SELECT last("spooled") + last("rejected") + last("dropped") AS "missing" FROM "infersiege_writer" '
+                "WHERE $timeFilter AND \"source\" = 'run' GROUP BY \"host\"",
+                alias="$tag_host",
             ),
-            steps=(("green", None), ("orange", 1)),
+            steps=(("green", None), ("orange", 1)), named=True,
         ),
     ]  # fmt: skip
 
@@ -115,8 +120,7 @@ def load() -> list[Json]:
         timeseries(
             "Turns: asked, sent, finished",
             "The load that the plan asked for, what was sent and what ended well; lines that part show a client or a "
-            "server "
-            "that can't keep up.",
+            "server that can't keep up.",
             TURNS_PER_S,
             target(q.per_second(WINDOW, {"asked": "due", "sent": "sent", "finished": "ok"}, WHERE), alias="$col"),
             overrides=coloured({"asked": "#B877D9", "sent": "#5794F2", "finished": "#73BF69"}),
@@ -147,9 +151,8 @@ def output() -> list[Json]:
     return [
         timeseries(
             "Output tokens",
-            "Tokens of the turns that ended, and, once the run is over, tokens in the second in which they arrived: "
-            "the "
-            "engine's throughput.",
+            "Tokens counted when their turn ended, and in the second in which they arrived: the engine's throughput. "
+            "While the run goes on, those of open turns are missing in both.",
             TOKENS_PER_S,
             target(q.per_second(WINDOW, {"of ended turns": "output_tokens"}, WHERE), alias="$col"),
             target(q.per_second(WINDOW, {"as they arrived": "tokens"}, WHERE), alias="$col"),
@@ -158,8 +161,7 @@ def output() -> list[Json]:
         timeseries(
             "Goodput",
             "Turns per second that met every per-request rule of the plan, beside all that ended well; without such "
-            "rules "
-            "there is no goodput.",
+            "rules there is no goodput.",
             TURNS_PER_S,
             target(q.per_second(WINDOW, {"ended well": "ok"}, WHERE), alias="$col"),
             target(q.per_second(WINDOW, {"goodput": "good"}, WHERE), alias="$col"),
@@ -201,9 +203,8 @@ def client_charts() -> list[Json]:
         ),
         timeseries(
             "Worker event loop and garbage collector",
-            "Longest time in which a worker did not look at its sockets, and its longest pause: time stamps come "
-            "from the "
-            "kernel, yet sending waits.",
+            "Longest time in which a worker did not look at its sockets, and its longest pause: time stamps come from "
+            "the kernel, yet sending waits.",
             "ms",
             target(
                 q.over_time("infersiege_client", {"loop": 'max("hub_lag_max_ms")'}, q.RUN, by_worker),
@@ -219,54 +220,37 @@ def client_charts() -> list[Json]:
 
 
 def client_tables() -> list[Json]:
-    by_worker = ("worker",)
+    health = {
+        "CPU": "cpu_share", "event loop": "hub_lag_max_ms", "memory": "rss_bytes", "open files": "open_files",
+    }  # fmt: skip
+    counters = ("written", "acknowledged", "spooled", "rejected", "dropped", "taken_up", "left_out")
     return [
         table(
-            "Workers now",
-            "The latest health of each worker: open descriptors near the limit of its host stop new connections.",
+            "Workers, latest",
+            "The latest health of each worker: open descriptors near the limit of its host stop new connections; an "
+            "old point of a run that goes on means that the worker is silent.",
             "short",
-            target(
-                q.latest(
-                    "infersiege_client",
-                    {
-                        "CPU": "cpu_share",
-                        "event loop": "hub_lag_max_ms",
-                        "memory": "rss_bytes",
-                        "open files": "open_files",
-                    },
-                    q.RUN,
-                    by_worker,
-                ),
-                table=True,
-            ),
+            target(q.now("infersiege_client", "cpu_share", health, q.RUN, ("worker",)), table=True),
             units={"CPU": SHARE, "event loop": "ms", "memory": "bytes"},
+            aged=True,
         ),
         table(
             "Writers",
-            "Points that each writer was given and what became of them since it began: dropped ones are lost, "
-            "spooled "
-            "ones come later.",
+            "Points that each writer was given and what became of them since it began: dropped ones are lost, spooled "
+            "ones come later, rejected ones lie in the spool for a look.",
             "short",
             target(
-                q.latest(
+                q.now(
                     "infersiege_writer",
-                    {
-                        name: name
-                        for name in (
-                            "written",
-                            "acknowledged",
-                            "spooled",
-                            "rejected",
-                            "dropped",
-                            "taken_up",
-                            "left_out",
-                        )
-                    },
+                    "written",
+                    {**{name.replace("_", " "): name for name in counters}, "clock off by": "clock_offset"},
                     '"source" =~ /.*/',
                     ("host", "source"),
                 ),
                 table=True,
             ),
+            units={"clock off by": "s"},
+            aged=True,
         ),
     ]
 
@@ -278,7 +262,7 @@ def runs() -> list[Json]:
         "exit code": "exit_code",
         "started": "started_ms", "ended": "ended_ms",
     }  # fmt: skip
-    where = f"\"scenario\" = 'all' AND \"channel\" = 'all' AND \"stage\" = 'all' AND {q.OVERLAPS}"
+    where = f"{q.WHOLE_RUN} AND {q.OVERLAPS}"
     return [
         table(
             "Runs of this time range",
@@ -341,8 +325,7 @@ def build() -> Json:
     return dashboard(
         "infersiege-run",
         "One run while it goes on and afterwards: the load that was asked, what users feel, what fails, and whether "
-        "the "
-        "client itself is fit.",
+        "the client itself is fit.",
         [run(), scenario(), channel()],
         layout(sections),
         live=True,

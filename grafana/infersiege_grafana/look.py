@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from expand import Value, View, expand
-from frames import Frame, Series, frames_of, transform
-from panels import Json
-from shell import DESCENDING
+from infersiege_grafana.expand import Value, View, expand
+from infersiege_grafana.frames import Frame, Series, frames_of, transform
+from infersiege_grafana.panels import Json
+from infersiege_grafana.shell import DESCENDING
 
 Ask = Callable[[str], Sequence[Series]]
 """Runs an InfluxQL query: the series of its answer, instants in ns. Raises what it wants when it fails."""
@@ -72,7 +73,8 @@ def look_at(
     options: dict[str, tuple[str, ...]] = {}
     for variable in dashboard["templating"]["list"]:
         name = variable["name"]
-        listed = sorted(_listed(ask(expand(variable["query"], view))), reverse=variable["sort"] == DESCENDING)
+        found = _matched(_listed(ask(expand(variable["query"], view))), variable["regex"])
+        listed = sorted(found, reverse=variable["sort"] == DESCENDING)
         options[name] = tuple(listed)
         default = variable["current"].get("value") or (listed[0] if listed else "")
         value = (chosen or {}).get(name, default)
@@ -86,3 +88,11 @@ def _listed(series: Sequence[Series]) -> list[str]:
     if len(series) > 1:
         raise ValueError("a variable's query must answer with one series")
     return [str(row[1]) for one in series for row in one["values"]]
+
+
+def _matched(values: Sequence[str], regex: str) -> list[str]:
+    """What the first group of a variable's regular expression (`/^…$/`) finds in each; without one, the values."""
+    if not regex:
+        return list(values)
+    found = (re.search(regex.strip("/"), value) for value in values)
+    return [one[1] for one in found if one]

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-import queries as q
-from panels import CALM, SHARE, Json, Steps, layout, override, stat, states, table, target, timeseries, without_absent
-from shell import channel, dashboard, gpu, host, run, scenario
+from infersiege_grafana import queries as q
+from infersiege_grafana.panels import (
+    CALM,
+    SHARE,
+    YES_OR_NO,
+    Json,
+    Steps,
+    layout,
+    override,
+    stat,
+    states,
+    table,
+    target,
+    timeseries,
+    without_absent,
+)
+from infersiege_grafana.shell import channel, dashboard, gpu, host, run, scenario
 
 CARD = ("host", "uuid")
 NAMED = "$tag_host $tag_uuid"
@@ -12,7 +26,7 @@ BAND = [
     override("highest card", custom_fillBelowTo="lowest card", custom_lineWidth=0),
     override("lowest card", custom_lineWidth=0),
 ]
-WHOLE = f"{q.RUN} AND \"scenario\" = 'all' AND \"channel\" = 'all' AND \"stage\" = 'all'"
+WHOLE = f"{q.RUN} AND {q.WHOLE_RUN}"
 HOT = (("green", None), ("orange", 80.0), ("red", 90.0))
 
 
@@ -53,20 +67,21 @@ LIMIT_LINES = override(
 def headline() -> list[Json]:
     return [
         stat(
-            "Seen / expected", "Cards that were read in the latest second and that should be there: fewer "
-                                     "means one fell "
-            "off the bus.", "short",
+            "Seen / expected",
+            f"Cards that were read in the last {q.LAST_S} s of the time range, and cards that should be there: fewer "
+            "means that one fell off the bus, or that its agent or host is silent.",
+            "short",
+            target(q.at_the_end("gpu_host", "gpus", "seen", q.HOST, "host"), alias="$col"),
             target(
-                'SELECT sum("seen") AS "seen", sum("expected") AS "expected" FROM (SELECT last("gpus") AS "seen", '
-                f'last("gpus_expected") AS "expected" FROM "gpu_host" WHERE $timeFilter AND {q.HOST} GROUP BY "host") '
-                "WHERE $timeFilter",
+                'SELECT sum("n") AS "expected" FROM (SELECT last("gpus_expected") AS "n" FROM "gpu_host" '
+                f'WHERE $timeFilter AND {q.HOST} GROUP BY "host") WHERE $timeFilter',
                 alias="$col",
             ),
         ),
         stat(
-            "Ever lost", "Cards that could not be read at some time of the range; each line below that "
-                                       "ends there "
-            "is one.", "short",
+            "Ever lost",
+            "Cards that could not be read at some time of the range; each line below that ends there is one.",
+            "short",
             target(
                 f'SELECT sum("lost") AS "lost" FROM (SELECT 1 - min("ok") AS "lost" FROM "gpu" '
                 f'WHERE $timeFilter AND {q.GPU} GROUP BY "host", "uuid") WHERE $timeFilter'
@@ -78,28 +93,28 @@ def headline() -> list[Json]:
             target(f'SELECT sum("energy_j") AS "energy" FROM "gpu" WHERE $timeFilter AND {q.GPU}'),
         ),
         stat(
-            "J per token, steady", "Energy of all GPUs / output tokens that arrived in the run's steady "
-                                               "phase, as "
-            "in summary.json.", "suffix: J/token",
+            "J per token, steady",
+            "Energy of all GPUs / output tokens that arrived in the run's steady phase, as in summary.json.",
+            "suffix: J/token",
             target(q.run_rows({"energy": "energy_per_output_token_j"}, WHOLE)), decimals=3,
         ),
         stat(
-            "Power-capped", "Share of GPU time in the steady phase in which the power limit slowed cards, as in "
-                            "summary.json.",
+            "Power-capped",
+            "Share of GPU time in the steady phase in which the power limit slowed cards, as in summary.json.",
             SHARE,
             target(q.run_rows({"capped": "power_capped_share"}, WHOLE)),
             steps=(("green", None), ("orange", 0.05), ("red", 0.5)),
         ),
         stat(
-            "Throttled", "Share of GPU time in the steady phase in which heat or hardware slowed cards, as in "
-                         "summary.json.",
+            "Throttled",
+            "Share of GPU time in the steady phase in which heat or hardware slowed cards, as in summary.json.",
             SHARE,
             target(q.run_rows({"throttled": "throttled_share"}, WHOLE)),
             steps=(("green", None), ("red", 0.001)),
         ),
         stat(
-            "Xid errors", "Faults that the driver reported in the time range; any of them calls for a look at the "
-                          "host's log.",
+            "Xid errors",
+            "Faults that the driver reported in the time range; any of them calls for a look at the host's log.",
             "short",
             target(f'SELECT sum("xid_count") AS "xid" FROM "gpu" WHERE $timeFilter AND {q.GPU}'),
             steps=(("green", None), ("red", 1)),
@@ -115,28 +130,38 @@ def health() -> list[Json]:
             words={0: ("lost", "red"), 1: ("read", "green")},
         ),
         table(
-            "Cards now", "The latest state of each card: join servers to cards by UUID, the index is not CUDA's order.",
+            "Cards, latest",
+            "The latest point of each card: join servers to cards by UUID, the index is not CUDA's order.",
             "short",
             target(
-                q.latest(
+                q.now(
                     "gpu",
-                    {"index": "index", "ok": "ok", "NVML code": "error", "memory": "memory_total_bytes",
-                    "processes": "processes"},
+                    "ok",
+                    {
+                        "index": "index", "read": "ok", "memory": "memory_total_bytes", "processes": "processes",
+                        "error": "error_text",
+                    },
                     q.GPU,
                     ("host", "uuid", "pci", "name", "mig_parent"),
                 ),
                 table=True,
             ),
             units={"memory": "bytes"},
+            overrides=[override("read", mappings=[YES_OR_NO])],
+            aged=True,
         ),
         table(
-            "Hosts now", "Whether the driver of each host answers, and how many of the expected cards it has.", "short",
+            "Hosts, latest",
+            "The latest point of each host: whether its driver answers, and how many of the expected cards it has; an "
+            "old point means that its agent is silent.",
+            "short",
             target(
-                q.latest(
+                q.now(
                     "gpu_host",
+                    "ok",
                     {
-                        "driver answers": "ok", "NVML code": "error", "driver": "driver", "cards": "gpus",
-                        "expected": "gpus_expected", "restarts": "restarts", "agent's own time": "sample_duration",
+                        "driver answers": "ok", "driver": "driver", "cards": "gpus", "expected": "gpus_expected",
+                        "restarts": "restarts", "agent's own time": "sample_duration", "error": "error_text",
                     },
                     q.HOST,
                     ("host",),
@@ -144,6 +169,8 @@ def health() -> list[Json]:
                 table=True,
             ),
             units={"agent's own time": "s"},
+            overrides=[override("driver answers", mappings=[YES_OR_NO])],
+            aged=True,
         ),
     ]  # fmt: skip
 
@@ -154,8 +181,7 @@ def work() -> list[list[Json]]:
             per_card(
                 "SM active",
                 "Share of time in which the SMs had work (Hopper and later): near 100 % compute is used up; the band "
-                "shows idle "
-                "cards that a mean would hide.",
+                "shows idle cards that a mean would hide.",
                 SHARE, ("", 'mean("sm_active")'), most=1, band="sm_active",
             ),
             per_card(
@@ -174,15 +200,13 @@ def work() -> list[list[Json]]:
             per_card(
                 "Utilisation (any kernel ran)",
                 "Share of time in which any kernel ran: 100 % at a single user is normal, it is not saturation, and "
-                "no limit "
-                "rests on it.",
+                "no limit rests on it.",
                 SHARE, ("", 'mean("utilization_mean")'), most=1, band="utilization_mean",
             ),
             per_card(
                 "Memory",
                 "Memory in use and in total: engines take theirs at the start, so a flat line says nothing; see KV "
-                "use in the "
-                "capacity review.",
+                "use in the capacity review.",
                 "bytes", ("", 'max("memory_used_max_bytes")'), ("total", 'last("memory_total_bytes")'),
             ),
             timeseries(
@@ -205,7 +229,8 @@ def power_and_heat() -> list[Json]:
             ),
             timeseries(
                 "Energy per output token",
-                "Energy of the chosen cards / output tokens of the turns that ended: the price of a token over time.",
+                "Energy of the chosen cards / output tokens that arrived in the same 10 s: the price of a token over "
+                "time. While the run goes on, tokens of open turns are missing, so the newest values are too high.",
                 "suffix: J/token",
                 target(
                     f'SELECT sum("energy_j") AS "energy" FROM "gpu" WHERE $timeFilter AND {q.GPU} '
@@ -213,7 +238,7 @@ def power_and_heat() -> list[Json]:
                     alias="$col",
                 ),
                 target(
-                    f'SELECT sum("output_tokens") AS "tokens" FROM "infersiege_window" WHERE $timeFilter '
+                    f'SELECT sum("tokens") AS "tokens" FROM "infersiege_window" WHERE $timeFilter '
                     f"AND {q.RUN} AND {q.CUT} GROUP BY time(10s) fill(none)",
                     alias="$col",
                 ),
@@ -230,13 +255,13 @@ def power_and_heat() -> list[Json]:
 def clocks_and_links() -> list[Json]:
     return [
             per_card(
-                "SM clock", "Clock of each card and the highest it has: a lower clock under load is power, heat or a "
-                            "cap.",
+                "SM clock",
+                "Clock of each card and the highest it has: a lower clock under load is power, heat or a cap.",
                 "suffix: MHz", ("", 'mean("clock_sm_mhz")'), ("highest", 'last("clock_sm_max_mhz")'),
             ),
             per_card(
-                "Why clocks were lowered", "Share of samples in which the power limit, heat or the hardware slowed "
-                                           "the card.",
+                "Why clocks were lowered",
+                "Share of samples in which the power limit, heat or the hardware slowed the card.",
                 SHARE, ("power limit", 'mean("power_capped")'), ("heat", 'mean("thermal_throttled")'),
                 ("hardware", 'mean("hardware_slowdown")'), most=1,
             ),
@@ -251,7 +276,9 @@ def clocks_and_links() -> list[Json]:
 def faults() -> list[Json]:
     return [
             timeseries(
-                "Faults", "Xid events and uncorrected memory errors per second and card: rare, and never normal.",
+                "Faults",
+                "Xid events and memory errors of each card, counted per bar: Xids and uncorrected errors are never "
+                "normal.",
                 "suffix: events",
                 target(q.over_time("gpu", {"x": 'sum("xid_count")'}, q.GPU, CARD), alias=f"Xid {NAMED}"),
                 target(q.over_time("gpu", {"e": 'sum("ecc_uncorrected")'}, q.GPU, CARD), alias=f"uncorrected {NAMED}"),
@@ -268,8 +295,9 @@ def faults() -> list[Json]:
                 hidden=(), units={"Time": "dateTimeAsIso"},
             ),
             timeseries(
-                "Cost of watching", "Time that each agent spent on reading its cards, per second: it must stay far "
-                                    "below 1 s.",
+                "Cost of watching",
+                "Time that each agent spent on reading its cards for one point: it must stay far below its interval "
+                "(1 s by default).",
                 "s",
                 target(q.over_time("gpu_host", {"s": 'max("sample_duration")'}, q.HOST, ("host",)), alias="$tag_host"),
             ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import queries as q
-from panels import DATASOURCE, Json
+from infersiege_grafana import queries as q
+from infersiege_grafana.panels import DATASOURCE, Json
 
 TITLES = {
     "infersiege-run": "Run",
@@ -16,6 +16,7 @@ TITLES = {
 """uid -> title."""
 ON_TIME_RANGE = 2
 ASCENDING, DESCENDING = 1, 2
+SHOWN, HIDDEN = 0, 2
 
 
 def variable(
@@ -27,9 +28,12 @@ def variable(
     several: bool = False,
     sort: int = ASCENDING,
     default: str | None = None,
+    regex: str = "",
+    hidden: bool = False,
 ) -> Json:
     """A list of values from InfluxDB, asked again when the time range changes. `several`: more than one may be chosen,
-    and all are at first. A query must answer with one series: Grafana reads no more."""
+    and all are at first. `regex`: its first group is the value. A query must answer with one series: Grafana reads no
+    more."""
     chosen = {"text": ["All"], "value": ["$__all"]} if several else {"text": default or "", "value": default or ""}
     return {
         "type": "query",
@@ -41,8 +45,8 @@ def variable(
         "query": query,
         "refresh": ON_TIME_RANGE,
         "sort": sort,
-        "regex": "",
-        "hide": 0,
+        "regex": regex,
+        "hide": HIDDEN if hidden else SHOWN,
         "multi": several,
         "includeAll": several,
         "allValue": ".*" if several else None,
@@ -80,10 +84,17 @@ def gpu() -> Json:
     return variable("gpu", "GPU", words, q.tag_values("gpu", "uuid", q.HOST), several=True)
 
 
+def engine_host() -> Json:
+    return variable(
+        "engine_host", "Engine host", "Hosts that engines run on.",
+        q.tag_values("engine", "host", '"host" =~ /.*/'), several=True,
+    )  # fmt: skip
+
+
 def engine() -> Json:
     return variable(
-        "engine", "Engine instance", "host:port of the engines' /metrics.",
-        q.tag_values("engine", "instance", '"instance" =~ /.*/'), several=True,
+        "engine", "Engine instance", "host:port of the engines' /metrics on these hosts.",
+        q.tag_values("engine", "instance", '"host" =~ /^${engine_host:regex}$/'), several=True,
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queries as q
-from panels import (
+from infersiege_grafana import queries as q
+from infersiege_grafana.panels import (
     EMULATED,
     SHARE,
     TOKENS_PER_S,
@@ -19,7 +19,7 @@ from panels import (
     without_absent,
     xy,
 )
-from shell import ASCENDING, DESCENDING, channel, dashboard, scenario, variable
+from infersiege_grafana.shell import DESCENDING, channel, dashboard, scenario, variable
 
 RUNS = {"third": "#8E8E8E", "baseline": "#FF9830", "run": "#5794F2"}
 """Variable -> colour, in every panel; the last is drawn on top."""
@@ -37,8 +37,8 @@ FIGURES = {
     "gap p99 (ms)": "gap_p99_ms", "E2E p50 (ms)": "e2e_p50_ms", "E2E p95 (ms)": "e2e_p95_ms",
     "lateness p95 (ms)": "lateness_p95_ms", "turns behind it": "ttft_n",
     "energy (J/token)": "energy_per_output_token_j", "power, mean (W)": "power_mean_w",
-    "KV use, peak (share)": "kv_use_peak",
-    "waiting, peak (requests)": "waiting_peak", "SM active, mean (share)": "sm_active_mean",
+    "KV use, peak (share)": "kv_use_peak", "waiting, peak (requests)": "waiting_peak",
+    "SM active, mean (share)": "sm_active_mean",
 }  # fmt: skip
 
 DIFFERENCE: list[Json] = [
@@ -95,8 +95,8 @@ def figures() -> Json:
     percent = override("of the baseline", unit=SHARE, decimals=1, mappings=no_share)
     return table(
         "Run against baseline, exact",
-        "Figures of the steady phases as in summary.json, and their difference; what only one of the two has is "
-        "left out.",
+        "Figures of the steady phases as in summary.json, and their difference; what only one of the two has is left "
+        "out.",
         "short",
         one("run"),
         one("baseline"),
@@ -109,10 +109,8 @@ def figures() -> Json:
 def about() -> Json:
     columns = {
         "run": "run_key", "name": "name", "models": "models", "engines": "engines", "labels": "labels",
-        "users": "users_asked",
-        "sessions/s": "rate_asked", "verdict": "verdict", "why figures can't be trusted": "invalid",
-        "emulated": "emulated",
-        "limit": "limit",
+        "users": "users_asked", "sessions/s": "rate_asked", "verdict": "verdict",
+        "why figures can't be trusted": "invalid", "emulated": "emulated", "limit": "limit",
     }  # fmt: skip
     where = f"{ANY_RUN} AND {WHOLE}"
     return table(
@@ -139,23 +137,32 @@ def overlay(title: str, description: str, unit: str, field: str, *, rate: bool =
     )  # fmt: skip
 
 
+def with_starts(*runs: Json) -> list[Json]:
+    """Each variable that names a run, followed by a hidden one with the start of its steady phase in whole ms."""
+    found: list[Json] = []
+    for one in runs:
+        words = "When its steady phase began, in ms since the epoch."
+        start = variable(
+            f"{one['name']}_start", "", words, q.starts(one["name"]), regex=r"/^(\d+)/", hidden=True
+        )  # fmt: skip
+        found += [one, start]
+    return found
+
+
 def build() -> Json:
     aligned = "each run from the start of its own steady phase."
-    runs = [
-        variable(
-            "run", "Run", "The run to judge: runs up to 30 days before the end of the time range.", q.RUNS_TO_COMPARE,
-            sort=DESCENDING,
-        ),
-        variable(
-            "baseline", "Baseline", "What it is held against: the oldest of these runs, if you choose none.",
-            q.RUNS_TO_COMPARE, sort=ASCENDING,
-        ),
-        variable(
-            "third", "Third run", "One more for the charts; the same as the baseline shows nothing new.",
-            q.RUNS_TO_COMPARE,
-            sort=ASCENDING,
-        ),
-    ]  # fmt: skip
+    run = variable(
+        "run", "Run", "The run to judge: runs up to 30 days before the end of the time range.", q.RUNS_TO_COMPARE,
+        sort=DESCENDING,
+    )  # fmt: skip
+    baseline = variable(
+        "baseline", "Baseline", "What it is held against: the oldest of these runs, if you choose none.",
+        q.RUNS_TO_COMPARE,
+    )  # fmt: skip
+    third = variable(
+        "third", "Third run", "One more for the charts; the same as the baseline shows nothing new.",
+        q.RUNS_TO_COMPARE,
+    )  # fmt: skip
     sections = [
         ("", [(5, [about()])]),
         (
@@ -177,11 +184,10 @@ def build() -> Json:
         ),
         ("Exact figures", [(18, [wide(figures(), 14), wide(note("How to compare", READING), 10)])]),
     ]  # fmt: skip
-    any_run = ANY_RUN
     return dashboard(
         "infersiege-compare",
         "Two or three runs laid over one another from the start of their steady phase, with exact differences.",
-        [*runs, scenario(any_run), channel(any_run)],
+        [*with_starts(run, baseline, third), scenario(ANY_RUN), channel(ANY_RUN)],
         layout(sections),
         live=False,
     )

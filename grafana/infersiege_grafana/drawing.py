@@ -7,15 +7,17 @@ import itertools
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import plotly.offline
-from expand import View
-from frames import Cell, Frame
-from panels import Json
+
+from infersiege_grafana.expand import View
+from infersiege_grafana.frames import Cell, Frame
+from infersiege_grafana.panels import AGE, Json
 
 SCRIPT = f"<script>{plotly.offline.get_plotlyjs()}</script>"
 PALETTE = ("#73BF69", "#F2CC0C", "#5794F2", "#FF9830", "#F2495C", "#B877D9", "#37872D", "#8AB8FF", "#C4162A", "#705DA0")
@@ -69,6 +71,8 @@ def written(value: Cell, found: dict[str, Any]) -> str:
 def _number(value: float, unit: str) -> str:
     if unit == "dateTimeAsIso":
         return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    if unit == "dateTimeFromNow":
+        return _age(time.time() - value / 1000)
     if unit == "percentunit":
         return f"{value * 100:.3g} %"
     if unit in ("bytes", "Bps"):
@@ -84,6 +88,13 @@ def _number(value: float, unit: str) -> str:
         name = "°C"
     text = f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
     return f"{text} {name}".strip()
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} seconds ago"
 
 
 def _colour(value: Cell, found: dict[str, Any]) -> str:
@@ -184,15 +195,15 @@ def _connected(times: list[str], cells: list[Cell]) -> tuple[list[str], list[Cel
     x: list[str] = []
     y: list[Cell] = []
     last: str | None = None
-    for time, cell in zip(times, cells, strict=True):
+    for at, cell in zip(times, cells, strict=True):
         if cell is None:
             continue
-        if last is not None and (datetime.fromisoformat(time) - datetime.fromisoformat(last)).total_seconds() > 10:
-            x.append(time)
+        if last is not None and (datetime.fromisoformat(at) - datetime.fromisoformat(last)).total_seconds() > 10:
+            x.append(at)
             y.append(None)
-        x.append(time)
+        x.append(at)
         y.append(cell)
-        last = time
+        last = at
     return x, y
 
 
@@ -331,7 +342,9 @@ def table(panel: Json, frames: Sequence[Frame], canvas: Canvas) -> str:
 def _cell(panel: Json, name: str, value: Cell) -> str:
     found = properties(panel, name)
     if name == "Time":
-        found, value = {**found, "unit": "dateTimeAsIso"}, float(value or 0) / NS_PER_MS
+        found = {**found, "unit": "dateTimeAsIso"}
+    if name in ("Time", AGE):
+        value = float(value or 0) / NS_PER_MS
     kind = "n" if isinstance(value, int | float) else ""
     coloured = found.get("custom.cellOptions", {}).get("type") == "color-text"
     style = f' style="color:{_colour(value, found)}"' if coloured else ""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queries as q
-from panels import (
+from infersiege_grafana import queries as q
+from infersiege_grafana.panels import (
     SHARE,
     TOKENS_PER_S,
     TURNS_PER_S,
@@ -18,7 +18,7 @@ from panels import (
     timeseries,
     xy,
 )
-from shell import channel, dashboard, engine, gpu, host, run, scenario
+from infersiege_grafana.shell import channel, dashboard, engine, engine_host, gpu, host, run, scenario
 
 WHERE = f"{q.RUN} AND {q.CUT}"
 EACH_STAGE = "\"scenario\" = 'all' AND \"channel\" = 'all' AND \"stage\" != 'all'"
@@ -26,6 +26,7 @@ PHASES = f"{WHERE} AND {q.MEASURED}"
 STAGES = f"{q.RUN} AND {EACH_STAGE}"
 WINDOW = "infersiege_window"
 CARD = ("host", "uuid")
+ENGINE = ("host", "instance")
 
 READING = """\
 **What was the limit?** Read downwards, at the moment at which latency turns up:
@@ -44,18 +45,17 @@ def stage_table() -> Json:
         "asked": "asked_rate", "sent": "sent_rate", "finished": "finished_rate", "goodput": "goodput",
         "output": "throughput", "failed": "error_share", "n": "ttft_n",
         "TTFT p50": "ttft_p50_ms", "TTFT p95": "ttft_p95_ms", "TTFT p99": "ttft_p99_ms", "TTFT mean": "ttft_mean_ms",
-        "TTFT server mean": "server_ttft_mean_ms", "TPOT p50": "tpot_p50_ms", "TPOT p95": "tpot_p95_ms",
-        "E2E p95": "e2e_p95_ms",
-        "KV peak": "kv_use_peak", "waiting peak": "waiting_peak", "SM active": "sm_active_mean",
-        "power": "power_mean_w",
-        "J/token": "energy_per_output_token_j", "start": "started_ms",
+        "TTFT server mean": "server_ttft_mean_ms",
+        "TPOT p50": "tpot_p50_ms", "TPOT p95": "tpot_p95_ms", "E2E p95": "e2e_p95_ms",
+        "KV peak": "kv_use_peak", "waiting peak": "waiting_peak",
+        "SM active": "sm_active_mean", "power": "power_mean_w", "J/token": "energy_per_output_token_j",
+        "start": "started_ms",
     }  # fmt: skip
     rates = dict.fromkeys(("asked", "sent", "finished", "goodput"), TURNS_PER_S)
     times = {name: "ms" for name in columns if "TTFT" in name or "TPOT" in name or "E2E" in name}
     units = {
         **rates, **times, "output": TOKENS_PER_S, "failed": SHARE, "KV peak": SHARE, "SM active": SHARE,
-        "power": "watt",
-        "J/token": "suffix: J",
+        "power": "watt", "J/token": "suffix: J",
     }  # fmt: skip
     return table(
         "Stages, exact",
@@ -80,9 +80,9 @@ def _steps(*steps: tuple[str, float | None]) -> Json:
 
 def limit_table() -> Json:
     columns = {
-        "stage": "stage", "limit": "limit", "because": "limit_reason", "KV mean": "kv_use_mean", "waiting mean":
-        "waiting_mean", "preemptions": "preemptions", "power-capped": "power_capped_share",
-        "throttled": "throttled_share",
+        "stage": "stage", "limit": "limit", "because": "limit_reason", "KV mean": "kv_use_mean",
+        "waiting mean": "waiting_mean", "preemptions": "preemptions",
+        "power-capped": "power_capped_share", "throttled": "throttled_share",
     }  # fmt: skip
     return table(
         "What limited it",
@@ -146,8 +146,7 @@ def load_and_latency() -> list[Json]:
         timeseries(
             "Load",
             "Turns that were asked, sent and ended well per second, and turns in flight (right axis; in the exact "
-            "second once "
-            "the run is over).",
+            "second once the run is over).",
             TURNS_PER_S,
             target(q.per_second(WINDOW, {"asked": "due", "sent": "sent", "finished": "ok"}, WHERE), alias="$col"),
             target(q.over_time("infersiege_live", {"in flight": 'max("in_flight")'}, q.RUN), alias="$col"),
@@ -158,8 +157,8 @@ def load_and_latency() -> list[Json]:
         ),
         timeseries(
             "TTFT: what users feel, and what the server says",
-            "Time to first token of the last 60 s at the client, and the engine's own, interpolated in its buckets (so "
-            "it may lie a bucket's width too high): a client far above it waits before the engine.",
+            "Time to first token of the last 60 s at the client, and the engine's own, interpolated in its buckets "
+            "(so it may lie a bucket's width too high): a client far above it waits before the engine.",
             "ms",
             target(
                 q.over_time(
@@ -175,9 +174,9 @@ def load_and_latency() -> list[Json]:
                     "engine",
                     {"server p50": 'last("ttft_p50_ms")', "server p95": 'last("ttft_p95_ms")'},
                     q.ENGINE,
-                    ("instance",),
+                    ENGINE,
                 ),
-                alias="$col $tag_instance",
+                alias="$col $tag_host $tag_instance",
             ),
             overrides=[
                 *_alike({"client p50": "#5794F2", "client p95": "#FF9830"}),
@@ -193,13 +192,12 @@ def tokens() -> list[Json]:
         timeseries(
             "Output tokens, and time per token",
             "Tokens per second of the whole system and the p95 time per token that a user reads at (right axis): one "
-            "rises at "
-            "the cost of the other.",
+            "rises at the cost of the other.",
             TOKENS_PER_S,
             target(q.per_second(WINDOW, {"tokens of ended turns": "output_tokens"}, WHERE), alias="$col"),
             target(
-                q.over_time("engine", {"generated": q.per_interval("generated_tokens")}, q.ENGINE, ("instance",)),
-                alias="engine $tag_instance",
+                q.over_time("engine", {"generated": q.per_interval("generated_tokens")}, q.ENGINE, ENGINE),
+                alias="engine $tag_host $tag_instance",
             ),
             target(
                 q.over_time(WINDOW, {"TPOT p95": 'last("tpot_p95_60s_ms")'}, PHASES, ("phase",)),
@@ -215,18 +213,20 @@ def tokens() -> list[Json]:
 
 
 def engine_rows() -> list[Json]:
-    instance = ("instance",)
+    def each(words: str, expression: str) -> Json:
+        return target(
+            q.over_time("engine", {"v": expression}, q.ENGINE, ENGINE), alias=f"{words} $tag_host $tag_instance"
+        )
+
     return [
         timeseries(
             "Queue in the engine",
-            "Requests that it works on and requests that wait: waiting ones are load above what it takes at a time.",
+            "Requests that each engine works on and requests that wait: waiting ones are load above what it takes at a "
+            "time.",
             "suffix: requests",
-            target(q.over_time("engine", {"r": 'max("running")'}, q.ENGINE, instance), alias="running $tag_instance"),
-            target(q.over_time("engine", {"w": 'max("waiting")'}, q.ENGINE, instance), alias="waiting $tag_instance"),
-            target(
-                q.over_time("engine", {"p": q.per_interval("preemptions")}, q.ENGINE, instance),
-                alias="preempted/s $tag_instance",
-            ),
+            each("running", 'max("running")'),
+            each("waiting", 'max("waiting")'),
+            each("preempted/s", q.per_interval("preemptions")),
             overrides=[
                 override(
                     "waiting.*", regex=True, color={"mode": "fixed", "fixedColor": "#E02F44"}, custom_fillOpacity=15
@@ -235,15 +235,11 @@ def engine_rows() -> list[Json]:
         ),
         timeseries(
             "KV cache and prefix cache",
-            "Share of the KV cache in use (near 100 % contexts are thrown out and computed again), and share of "
-            "prompt tokens "
-            "found in the prefix cache.",
+            "Share of the KV cache in use (near 100 % contexts are thrown out and computed again), and share of prompt "
+            "tokens found in the prefix cache.",
             SHARE,
-            target(q.over_time("engine", {"kv": 'max("kv_use")'}, q.ENGINE, instance), alias="KV use $tag_instance"),
-            target(
-                q.over_time("engine", {"prefix": 'sum("prefix_hits") / sum("prefix_queries")'}, q.ENGINE, instance),
-                alias="prefix hits $tag_instance",
-            ),
+            each("KV use", 'max("kv_use")'),
+            each("prefix hits", 'sum("prefix_hits") / sum("prefix_queries")'),
             steps=(("green", None), ("orange", 0.9), ("red", 0.98)),
             most=1,
         ),
@@ -255,8 +251,7 @@ def gpu_rows() -> list[Json]:
         timeseries(
             "GPU: SM active",
             "Share of time in which the SMs had work, per card with the band from the idlest to the busiest: near "
-            "100 % "
-            "compute is used up.",
+            "100 % compute is used up.",
             SHARE,
             target(q.over_time("gpu", {"sm": 'mean("sm_active")'}, q.GPU, CARD), alias="$tag_host $tag_uuid"),
             target(
@@ -287,9 +282,8 @@ def client_row() -> list[Json]:
     return [
         timeseries(
             "Is it us? Client CPU and lateness",
-            "Busiest worker's share of a core, and how late 95 % of the turns were at most (right axis): both low, "
-            "or the "
-            "client is the limit.",
+            "Busiest worker's share of a core, and how late 95 % of the turns were at most (right axis): both low, or "
+            "the client is the limit.",
             SHARE,
             target(q.over_time("infersiege_client", {"busiest worker": 'max("cpu_share")'}, q.RUN), alias="$col"),
             target(
@@ -312,7 +306,7 @@ def build() -> Json:
     return dashboard(
         "infersiege-capacity",
         "What was the limit: load, latency, engine queue, KV cache and GPUs on one time axis, with the exact figures.",
-        [run(), scenario(), channel(), host(), gpu(), engine()],
+        [run(), scenario(), channel(), host(), gpu(), engine_host(), engine()],
         layout(sections),
         live=False,
     )

@@ -15,11 +15,14 @@ from collections.abc import Mapping, Sequence
 
 RUN = '"run" =~ /^${run:regex}$/'
 CUT = '"scenario" =~ /^${scenario:regex}$/ AND "channel" =~ /^${channel:regex}$/'
+WHOLE_RUN = "\"scenario\" = 'all' AND \"channel\" = 'all' AND \"stage\" = 'all'"
+"""The one row of infersiege_run that is the run."""
 MEASURED = "\"phase\" != 'drain'"
 """Warm-up and steady: few turns are due in the drain, and their percentiles would only be in the way."""
 HOST = '"host" =~ /^${host:regex}$/'
 GPU = f'{HOST} AND "uuid" =~ /^${{gpu:regex}}$/'
-ENGINE = '"instance" =~ /^${engine:regex}$/'
+ENGINE = '"host" =~ /^${engine_host:regex}$/ AND "instance" =~ /^${engine:regex}$/'
+"""An instance alone is no engine: every host may have one at 127.0.0.1:8000."""
 
 LONGEST_RUN = "7d"
 """A row of infersiege_run is stamped with the run's start. Zooming into a run must not lose it, so rows are looked up
@@ -103,6 +106,38 @@ def summed_over(measurement: str, columns: Columns, where: str, by: Sequence[str
     )
 
 
+def now(measurement: str, first: str, columns: Columns, where: str, by: Sequence[str]) -> str:
+    """The newest point of each group as it is, stamped with its own instant, so that a table tells its age.
+
+    `first`: a field that each point has, by which the newest is found.
+    """
+    selected = "".join(f', "{field}" AS "{name}"' for name, field in columns.items() if field != first)
+    (name,) = [name for name, field in columns.items() if field == first]
+    grouped = ", ".join(f'"{tag}"' for tag in by)
+    return (
+        f'SELECT last("{first}") AS "{name}"{selected} FROM "{measurement}" WHERE $timeFilter AND {where} '
+        f"GROUP BY {grouped}"
+    )
+
+
+LAST_S = 15
+"""An agent that has written nothing for so long is silent, whatever its last point said."""
+
+
+def at_the_end(measurement: str, field: str, name: str, where: str, by: str) -> str:
+    """The last values of the last LAST_S of the time range, all groups added up; a silent group counts as 0.
+
+    Intervals are counted back from the end of the range, so the last of them, which the panel shows, is whole. Only
+    the outer query fills: InfluxDB 1.x does not add up groups that the inner one has filled.
+    """
+    time = "time >= ${__from}ms AND time < ${__to}ms"
+    every = f"GROUP BY time({LAST_S}s, ${{__to}}ms)"
+    return (
+        f'SELECT sum("n") AS "{name}" FROM (SELECT last("{field}") AS "n" FROM "{measurement}" '
+        f'WHERE {time} AND {where} {every}, "{by}" fill(none)) WHERE {time} {every} fill(0)'
+    )
+
+
 def latest(measurement: str, columns: Columns, where: str, by: Sequence[str] = ()) -> str:
     """The last value of the time range, one row per group."""
     selected = ", ".join(f'last("{field}") AS "{name}"' for name, field in columns.items())
@@ -119,7 +154,7 @@ def run_rows(columns: Columns, where: str, *, time: str = RUN_ROWS) -> str:
 
 
 def since_steady(fields: Columns, run_variable: str) -> str:
-    """Steady and warm-up seconds of one run by time since its steady phase began; x is the first column."""
+    """Steady seconds of one run by time since its steady phase began; x is the first column."""
     selected = ", ".join(f'"{field}" AS "{name}"' for name, field in fields.items())
     return (
         f'SELECT "since_steady" AS "since steady start", {selected} FROM "infersiege_window" '
@@ -127,14 +162,28 @@ def since_steady(fields: Columns, run_variable: str) -> str:
     )
 
 
+COMPARED_EVERY_S = 10
+
+
 def rate_since_steady(field: str, name: str, run_variable: str) -> str:
-    """Mean rate over 10 s, divided by the seconds that the 10 s really hold, by time since the steady start."""
-    second = 'max("since_steady") - min("since_steady")'
+    """Mean rate over each 10 s from the run's own steady start, by time since then.
+
+    Intervals of the clock would begin up to 10 s apart in two runs, and one would hold warm-up and steady turns. So
+    they begin where the variable `<run>_start` says (`starts`; without a run it is empty, hence the 0 before it).
+    A second in which nothing happened may have no row: the sum is divided by the whole interval.
+    """
+    every = f"{COMPARED_EVERY_S}s, 0${{{run_variable}_start:raw}}ms"
     return (
-        f'SELECT max("since_steady") AS "since steady start", sum("{field}") / ({second} + 1) AS "{name}" '
+        f'SELECT mean("since_steady") AS "since steady start", sum("{field}") / {COMPARED_EVERY_S} AS "{name}" '
         f'FROM "infersiege_window" WHERE {COMPARED_ROWS} AND {_the(run_variable)} AND {CUT} '
-        "GROUP BY time(10s) fill(none)"
+        f"GROUP BY time({every}) fill(none)"
     )
+
+
+def starts(run_variable: str) -> str:
+    """When the steady phase of that run began, in ms since the epoch: for the variable `<run>_start`."""
+    where = f"{_the(run_variable)} AND {WHOLE_RUN}"
+    return f'SELECT "steady_started_ms" FROM "infersiege_run" WHERE {COMPARED_ROWS} AND {where}'
 
 
 def _the(run_variable: str) -> str:
