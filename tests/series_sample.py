@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def gpu_row(
-    at_ns: int, uuid: str = "GPU-0", *, host: str = "gpu-1", parent: str = "none", **fields: float | str
+    at_ns: int, uuid: str = "GPU-0", *, host: str = "bench-1", parent: str = "none", **fields: float | str
 ) -> SeriesRow:
     """One point of a GPU; `fields` beside ok, error and an interval of 1 s."""
     tags = {"host": host, "uuid": uuid, "pci": f"00000000:{uuid[-1]}:00.0", "name": "H100", "mig_parent": parent}
@@ -25,7 +25,7 @@ def gpu_row(
     return SeriesRow(at_ns=at_ns, measurement="gpu", tags=tags, fields={**base, **fields})
 
 
-def lost_row(at_ns: int, uuid: str = "GPU-0", *, host: str = "gpu-1", text: str = "GPU is lost (15)") -> SeriesRow:
+def lost_row(at_ns: int, uuid: str = "GPU-0", *, host: str = "bench-1", text: str = "GPU is lost (15)") -> SeriesRow:
     """A card that can't be read has no value beside its error."""
     row = gpu_row(at_ns, uuid, host=host)
     return SeriesRow(
@@ -37,7 +37,7 @@ def lost_row(at_ns: int, uuid: str = "GPU-0", *, host: str = "gpu-1", text: str 
 
 
 def engine_row(
-    at_ns: int, instance: str = "127.0.0.1:8000", *, host: str = "gpu-1", **fields: float | str
+    at_ns: int, instance: str = "127.0.0.1:8000", *, host: str = "bench-1", **fields: float | str
 ) -> SeriesRow:
     """One point of an engine; `fields` beside up and an interval of 1 s."""
     tags = {"host": host, "engine": "vllm", "instance": instance}

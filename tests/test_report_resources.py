@@ -110,7 +110,7 @@ def test_gp_03_a_lost_card_is_a_hole_and_is_marked(page: Page) -> None:
     assert lost["connectgaps"] is False
     marks = next(trace for trace in page.figures["gpu-activity"]["data"] if trace["mode"] == "markers")
     assert marks["name"] == "GPU 1 not readable" and min(marks["x"]) >= 60 and max(marks["x"]) <= 100
-    assert "gpu-1 GPU-1: GPU is lost" in page.text
+    assert "bench-1 GPU-1: GPU is lost" in page.text
 
 
 def test_figures_on_the_page_and_in_the_terminal_are_the_summarys(found: Rebuilt, page: Page) -> None:
@@ -118,6 +118,9 @@ def test_figures_on_the_page_and_in_the_terminal_are_the_summarys(found: Rebuilt
     text = to_text(found.summary, width=200)
     for figures, shown in ((ENGINE_FIGURES, page.text), (GPU_FIGURES, page.text), (SHORT, text)):
         for title, unit, of in figures:
+            if unit == "J/token":
+                assert of(stage) is None and "no energy per token" in page.text, "a card was lost for a third of it"
+                continue
             written = of(stage)
             assert written is not None and written in shown, (title, unit, written)
     assert stage.limit_reason in page.text
@@ -172,6 +175,51 @@ def test_many_cards_are_a_band(tmp_path: Path, sample: list[TurnRecord]) -> None
     assert set(data) == {"least", "greatest", "mean of 20", "limit"}
     for low, mean, high in zip(data["least"]["y"], data["mean of 20"]["y"], data["greatest"]["y"], strict=True):
         assert low <= mean <= high
+
+
+@pytest.mark.parametrize(("engines", "names"), [
+    (1, {"running", "waiting"}),
+    (2, {"127.0.0.1:8000 running", "127.0.0.1:8000 waiting", "127.0.0.1:8001 running", "127.0.0.1:8001 waiting"}),
+    (9, {f"{what}, {stat}" for what in ("running", "waiting") for stat in ("least", "greatest", "mean of 9")}),
+])  # fmt: skip
+def test_no_engine_is_left_out_of_the_chart(
+    tmp_path: Path, sample: list[TurnRecord], engines: int, names: set[str]
+) -> None:
+    """Of nine, the ninth alone has a queue: it must be seen."""
+    rows = [
+        engine_row(START_NS + second * SECOND, f"127.0.0.1:{8000 + place}", running=4.0,
+                   waiting=25.0 if place == engines - 1 else 0.0)
+        for second in range(1, SECONDS) for place in range(engines)
+    ]  # fmt: skip
+    made = plan()
+    local = made.channels["local"]
+    channels = {
+        f"c{place}": msgspec.structs.replace(local, base_url=f"http://127.0.0.1:{8000 + place}")
+        for place in range(engines)
+    }
+    run = write_run(tmp_path / "run", sample, msgspec.structs.replace(made, channels=channels), steady_s=STEADY_S)
+    file = run.read_plan()
+    facts = {name: msgspec.structs.replace(next(iter(file.channels.values())), url=f"{channel.base_url}/v1")
+             for name, channel in channels.items()}  # fmt: skip
+    run.write_plan(msgspec.structs.replace(file, channels=facts))
+    run.write_series("engine.jsonl", rows)
+    data = page_with(read(run)).figures["engine-requests"]["data"]
+    assert {trace["name"] for trace in data} == names
+    assert max(max(y for y in trace["y"] if y is not None) for trace in data) == 25.0
+
+
+@pytest.mark.parametrize("database", [False, True])
+def test_a_run_with_a_database_and_no_series_says_how_to_fetch_them(
+    tmp_path: Path, sample: list[TurnRecord], database: bool
+) -> None:
+    telemetry = {"influx_url": "http://127.0.0.1:8086"} if database else {}
+    run = run_with(tmp_path / "run", sample[:200], **telemetry)
+    if database:
+        run.write_plan(msgspec.structs.replace(run.read_plan(), telemetry=account()))
+    found = read(run)
+    hint = "infersiege report RUN --with-telemetry"
+    assert (hint in Page(page_of(found)).text) is database
+    assert (hint in " ".join(to_text(found.summary).split())) is database
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,11 @@ from series_sample import GIB, engine_row, engine_rows, gpu_row, gpu_rows, lost_
 
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.records import SeriesRow, StageResources, Summary
-from infersiege.report import read, rebuild
+from infersiege.report import finish, read, rebuild
 from infersiege.report.rebuild import instance_of
 from infersiege.resources import Watched, gather, stages, thin, warnings
-from infersiege.resources.series import ENGINE_COLUMNS, GPU_COLUMNS, HOST_COLUMNS, Series, weighted
+from infersiege.resources.series import COLUMNS, Series, weighted
+from infersiege.resources.watched import alike
 from infersiege.rundir import SUMMARY, RunDirectory
 
 ALL = (0, 1 << 62)
@@ -53,7 +54,7 @@ def one(rows: Sequence[SeriesRow], summary: Summary, *, seconds: tuple[float, fl
 
 
 def steady(
-    uuid: str = "GPU-0", *, start: int = 0, end: int = 100, host: str = "gpu-1", **fields: Any
+    uuid: str = "GPU-0", *, start: int = 0, end: int = 100, host: str = "bench-1", **fields: Any
 ) -> list[SeriesRow]:
     """A point a second with the same fields."""
     return [gpu_row(at(second), uuid, host=host, **fields) for second in range(start + 1, end + 1)]
@@ -64,7 +65,7 @@ def steady(
 
 def test_every_column_is_a_field_of_the_table() -> None:
     """A renamed field fails here, not in silence."""
-    for name, columns in (("gpu", GPU_COLUMNS), ("gpu_host", HOST_COLUMNS), ("engine", ENGINE_COLUMNS)):
+    for name, columns in COLUMNS.items():
         left = set(columns) - set(MEASUREMENTS[name].fields)
         assert left <= {"interval"} and (not left or name == "gpu_host"), (name, left)
 
@@ -158,6 +159,43 @@ def test_two_agents_on_one_card_are_one_card(summary: Summary) -> None:
     assert found.gpus == 1 and found.energy_j == pytest.approx(6000) and found.power_mean_w == pytest.approx(100)
 
 
+def lost_for(seconds: int, **fields: Any) -> list[SeriesRow]:
+    """100 W for the whole phase of 60 s but for so many seconds from 40 s on."""
+    card = {"power_mean_w": 100.0, **fields}
+    rows = steady(end=40, **card) + steady(start=40 + seconds, **card)
+    return rows + [lost_row(at(second)) for second in range(41, 41 + seconds)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "why"),
+    [
+        (steady(energy_j=100.0), 1.0, "all of it was read"),
+        (lost_for(6, energy_j=100.0), 1.0, "a tenth is missing: it is taken to be like the rest"),
+        (lost_for(6), 1.0, "the same from power"),
+        (lost_for(30, energy_j=100.0), None, "half is missing: half of the energy over all tokens looks splendid"),
+        (lost_for(30), None, "the same from power"),
+        ([*steady(end=40, energy_j=100.0), gpu_row(at(70), energy_j=3000.0, interval=30.0),
+          *steady(start=70, energy_j=100.0)], 1.0, "a counter that was read again after a hole knows of it"),
+        (steady("GPU-0", energy_j=100.0) + steady("GPU-1", utilization_mean=1.0), None, "one card tells no energy"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_energy_per_token_is_of_all_cards_and_the_whole_phase(
+    summary: Summary, rows: list[SeriesRow], share: float | None, why: str
+) -> None:
+    found = one(rows, summary)
+    whole = summary.groups[0]
+    tokens = (whole.rates["throughput"] or 0) * whole.steady_duration_ns / SECOND
+    expected = None if share is None else pytest.approx(share * 6000 / tokens)
+    assert found.energy_per_output_token_j == expected, why
+    assert found.energy_j is not None and found.energy_j <= 6000.1, "what was read stays what was read"
+
+
+def test_why_there_is_no_energy_per_token_is_said(summary: Summary) -> None:
+    assert any("no energy per token" in line for line in warnings([one(lost_for(30), summary)]))
+    assert not any("no energy per token" in line for line in warnings([one(lost_for(6), summary)]))
+
+
 # ------------------------------------------------------------------------------------------------ gaps, lost cards
 
 
@@ -167,12 +205,12 @@ def test_gp_03_lost_card_is_a_gap_and_is_named(summary: Summary) -> None:
     rows = steady("GPU-0", **card) + steady("GPU-1", end=40, **card) + steady("GPU-1", start=70, **card)
     rows += [lost_row(at(second), "GPU-1") for second in range(41, 71)]
     found = one(rows, summary)
-    assert found.gpus == 2 and found.gpus_lost == ("gpu-1 GPU-1: GPU is lost (15)",)
+    assert found.gpus == 2 and found.gpus_lost == ("bench-1 GPU-1: GPU is lost (15)",)
     assert found.energy_j == pytest.approx(400 * 60 + 400 * 30), "half of the time of card 1 is not known"
     assert found.sm_active_mean == pytest.approx(0.8)
-    assert found.coverage == {"gpu gpu-1 GPU-0": 1.0, "gpu gpu-1 GPU-1": pytest.approx(0.5)}
-    assert thin(found.coverage) == ("gpu gpu-1 GPU-1: 50 %",)
-    assert "(gpu gpu-1 GPU-1: 50 %)" in found.limit_reason
+    assert found.coverage == {"gpu bench-1 GPU-0": 1.0, "gpu bench-1 GPU-1": pytest.approx(0.5)}
+    assert thin(found.coverage) == ("gpu bench-1 GPU-1: 50 %",)
+    assert "(gpu bench-1 GPU-1: 50 %)" in found.limit_reason
     said = warnings([found])
     assert any("GPU is lost (15)" in line for line in said) and any("50 %" in line for line in said)
 
@@ -181,12 +219,12 @@ def test_gp_03_a_card_that_never_comes_back_has_no_value(summary: Summary) -> No
     rows = steady("GPU-0", end=20, sm_active=0.9) + [lost_row(at(second)) for second in range(21, 101)]
     found = one(rows, summary)
     assert (found.gpus, found.sm_active_mean, found.energy_j, found.power_mean_w) == (0, None, None, None)
-    assert found.coverage["gpu gpu-1 GPU-0"] == 0.0 and found.gpus_lost
+    assert found.coverage["gpu bench-1 GPU-0"] == 0.0 and found.gpus_lost
 
 
 def test_ig_14_a_stopped_agent_ends_its_line(summary: Summary) -> None:
     found = one(steady(end=45, sm_active=0.5), summary)
-    assert found.coverage["gpu gpu-1 GPU-0"] == pytest.approx(0.25) and found.sm_active_mean == 0.5
+    assert found.coverage["gpu bench-1 GPU-0"] == pytest.approx(0.25) and found.sm_active_mean == 0.5
 
 
 def test_a_gauge_after_a_hole_does_not_fill_it_but_its_counts_do() -> None:
@@ -235,34 +273,83 @@ def test_gp_11_cards_weigh_the_same_and_power_adds_up(summary: Summary) -> None:
 
 
 def test_gp_11_hosts_with_the_same_index_are_not_merged(summary: Summary) -> None:
-    rows = steady("GPU-0", index=0.0, power_mean_w=1.0) + steady("GPU-1", index=0.0, host="gpu-2", power_mean_w=1.0)
+    rows = steady("GPU-0", index=0.0, power_mean_w=1.0) + steady("GPU-1", index=0.0, host="bench-2", power_mean_w=1.0)
     assert one(rows, summary).gpus == 2
 
 
-def test_gp_11_a_missing_card_is_seen(summary: Summary) -> None:
-    host = [
-        SeriesRow(
-            at_ns=at(second), measurement="gpu_host", tags={"host": "gpu-1"},
-            fields={"ok": 1.0, "error": 0.0, "gpus": 3.0, "gpus_expected": 4.0},
-        )
-        for second in range(1, 101)
-    ]  # fmt: skip
-    assert one(host, summary).gpus_lost == ("gpu-1: only 3 of 4 GPUs were there",)
+def host_row(second: float, *, host: str = "bench-1", **fields: float | str) -> SeriesRow:
+    base: dict[str, float | str] = {"ok": 1.0, "error": 0.0, "gpus": 4.0, "gpus_expected": 4.0}
+    return SeriesRow(at_ns=at(second), measurement="gpu_host", tags={"host": host}, fields={**base, **fields})
 
 
-def test_gp_06_a_host_without_nvml_is_named(summary: Summary) -> None:
-    fields: dict[str, float | str] = {"ok": 0.0, "error": 999.0, "error_text": "Unknown Error (nvmlInit)"}
-    host = [
-        SeriesRow(at_ns=at(second), measurement="gpu_host", tags={"host": "gpu-1"}, fields=fields)
-        for second in range(31, 91)
-    ]
-    found = one(host, summary)
-    assert (found.gpus, found.gpus_lost) == (0, ("gpu-1: Unknown Error (nvmlInit)",))
+BROKEN: dict[str, float | str] = {"ok": 0.0, "error": 999.0, "error_text": "Unknown Error (nvmlInit)", "gpus": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "lost", "why"),
+    [
+        ([host_row(second) for second in range(1, 101)], (), "all there"),
+        (
+            [host_row(second, gpus=3.0) for second in range(1, 101)],
+            ("bench-1: only 3 of 4 GPUs were there",),
+            "GP-11: one was never there, so there is no series of it",
+        ),
+        (
+            [host_row(second, gpus=3.0 if 40 < second <= 55 else 4.0) for second in range(1, 101)],
+            ("bench-1: only 3 of 4 GPUs were there for 25 % of the time",),
+            "for a part",
+        ),
+        ([host_row(second, gpus=1.0) for second in range(1, 20)] + [host_row(second) for second in range(20, 101)], (),
+         "cards that came before the phase began"),
+        ([host_row(second, **BROKEN) for second in range(1, 101)], ("bench-1: Unknown Error (nvmlInit)",), "GP-06"),
+        ([host_row(second) for second in range(1, 20)], ("bench-1: no point of its GPUs",), "its agent was gone"),
+    ],
+)  # fmt: skip
+def test_gp_06_gp_11_what_a_host_lacks_is_named(
+    summary: Summary, rows: list[SeriesRow], lost: tuple[str, ...], why: str
+) -> None:
+    found = one(rows, summary)
+    assert (found.gpus, found.gpus_lost) == (0, lost), why
+    assert all(any(each in line for line in warnings([found])) for each in lost)
+
+
+def test_gp_11_a_card_that_is_lost_is_not_named_twice(summary: Summary) -> None:
+    rows = [host_row(second, gpus=3.0) for second in range(1, 101)] + [lost_row(at(second)) for second in range(1, 101)]
+    assert one(rows, summary).gpus_lost == ("bench-1 GPU-0: GPU is lost (15)",)
+    rows = [msgspec.structs.replace(row, fields={**row.fields, "gpus": 2.0}) if "uuid" not in row.tags else row
+            for row in rows]  # fmt: skip
+    assert one(rows, summary).gpus_lost[1] == "bench-1: only 2 of 4 GPUs were there", "but a second one is"
+
+
+def test_gp_11_no_energy_per_token_of_three_of_four_cards(summary: Summary) -> None:
+    there = steady(energy_j=100.0)
+    assert one(there + [host_row(second) for second in range(1, 101)], summary).energy_per_output_token_j is not None
+    short = [host_row(second, gpus=3.0) for second in range(1, 101)]
+    assert one(there + short, summary).energy_per_output_token_j is None
+
+
+def test_gp_11_a_named_host_without_any_point_is_named(summary: Summary) -> None:
+    seen = watched(steady("GPU-0", host="a", energy_j=1.0), hosts=("a", "b"))
+    (found,) = stages(seen, summary, [window(30, 90)])
+    assert found.gpus_lost == ("b: no point of this host",) and found.energy_per_output_token_j is None
+    engine = [engine_row(at(second), "b:8000", host="b", running=1.0) for second in range(1, 101)]
+    assert watched([*steady("GPU-0", host="a"), *engine], hosts=("a", "b")).silent == (), "b has an engine only"
+    assert watched(engine, hosts=("a", "b")).silent == (), "no GPUs were watched"
+
+
+def test_gp_11_idle_cards_are_told_beside_the_limit(summary: Summary) -> None:
+    rows = [row for gpu in range(4) for row in steady(f"GPU-{gpu}", sm_active=0.9 if gpu < 1 else 0.01,
+                                                      dram_active=0.8 if gpu < 1 else 0.0)]  # fmt: skip
+    rows += [engine_row(at(second), running=32.0) for second in range(1, 101)]
+    found = one(rows, summary)
+    assert found.limit == "memory bandwidth" and "3 of the 4 GPUs did no work" in found.limit_reason
+    idle = steady("GPU-0", utilization_mean=0.0)
+    assert "no GPU that was watched did any work" in one(idle, summary).limit_reason
 
 
 def test_only_hosts_of_the_plan_count(summary: Summary) -> None:
     rows = steady("GPU-0", power_mean_w=100.0) + steady("GPU-1", host="other", power_mean_w=900.0)
-    found = stages(watched(rows, hosts=("gpu-1",)), summary, [window(30, 90)])[0]
+    found = stages(watched(rows, hosts=("bench-1",)), summary, [window(30, 90)])[0]
     assert (found.gpus, found.power_mean_w) == (1, 100.0)
 
 
@@ -374,6 +461,100 @@ def test_engines_of_the_plans_channels_count(instances: tuple[str, ...], expecte
     assert {series.tags["instance"] for series in found} == expected, why
 
 
+def engine_at(place: str) -> SeriesRow:
+    """`instance@host`."""
+    instance, _, host = place.partition("@")
+    return engine_row(at(50), instance, host=host, running=1.0)
+
+
+ENGINES_OF: list[tuple[list[str], dict[str, Any], set[str], str]] = [
+    (["127.0.0.1:8000@m", "127.0.0.1:8000@other"], {"instances": ("127.0.0.1:8000",), "here": ("m",)}, {"m"},
+     "a loopback address of another host is another team's engine"),
+    (["127.0.0.1:8000@other"], {"instances": ("localhost:8000",), "here": ("m",)}, set(),
+     "it is not ours even if there is no other"),
+    (["127.0.0.1:8000@w1", "127.0.0.1:8000@w2"], {"instances": ("127.0.0.1:8000",), "here": ("m", "w1", "w2")},
+     {"w1", "w2"}, "each worker asks its own host"),
+    (["127.0.0.1:8000@gpu-1", "127.0.0.1:8000@gpu-2"], {"instances": ("gpu-1:8000",), "here": ("m",)}, {"gpu-1"},
+     "the agent stands beside the engine: its loopback is the channel's host"),
+    (["127.0.0.1:8000@gpu-1.lan"], {"instances": ("gpu-1:8000",), "here": ("m",)}, {"gpu-1.lan"}, "with its domain"),
+    (["127.0.0.1:9999@gpu-1", "127.0.0.1:8000@gpu-1"], {"instances": ("gpu-1:8000",)}, {"gpu-1"}, "the port counts"),
+    (["m:8000@m", "x:8000@x"], {"instances": ("127.0.0.1:8000",), "here": ("m",)}, {"m"}, "scraped by its name"),
+    (["127.0.0.1:8000@gpu-1", "127.0.0.1:8000@other"],
+     {"instances": ("127.0.0.1:4000",), "here": ("m",), "hosts": ("gpu-1",)}, {"gpu-1"},
+     "a gateway or a tunnel on this host: the plan names the engine's host"),
+    (["127.0.0.1:8000@m", "127.0.0.1:8001@m", "127.0.0.1:8000@x"], {"instances": ("127.0.0.1:4000",), "here": ("m",)},
+     {"m"}, "a gateway on this host, engines behind it"),
+    (["a:1@a", "b:1@b"], {"instances": ("gateway:443",), "here": ("m",)}, {"a", "b"}, "a gateway elsewhere: all"),
+    (["a:1@a", "b:1@b"], {"instances": ("gateway:443",), "hosts": ("b",)}, {"b"}, "but those that are named first"),
+    (["127.0.0.1:8000@x"], {"instances": ("127.0.0.1:8000",)}, {"x"}, "a run that does not say where it ran"),
+    (["vllm-a@x", "vllm-a@y"], {"instances": ("gateway:443",)}, {"x", "y"}, "names of one's own on two hosts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("places", "given_", "hosts", "why"), ENGINES_OF, ids=[row[-1] for row in ENGINES_OF])
+def test_whose_engines_count(places: list[str], given_: dict[str, Any], hosts: set[str], why: str) -> None:
+    found = watched([engine_at(place) for place in places], **given_)
+    assert {series.tags["host"] for series in found.engines} == hosts, why
+    assert bool(found.notes) == (not hosts), "nothing is left out in silence"
+
+
+def test_a_strangers_loopback_engine_makes_no_limit(tmp_path: Path) -> None:
+    """Ours is calm, theirs at the same address on another host is full: a whole run."""
+    run = write_run(tmp_path / "run", records(12, steady_s=60, fail_share=0.0), steady_s=60)
+    ours = [engine_row(at(second), kv_use=0.2, running=4.0, waiting=0.0, preemptions=0.0) for second in range(1, 96)]
+    theirs = [engine_row(at(second), host="other-team", kv_use=1.0, running=40.0, waiting=30.0, preemptions=5.0)
+              for second in range(1, 96)]  # fmt: skip
+    cards = steady("GPU-0", energy_j=100.0) + steady("GPU-9", host="other-team", energy_j=700.0)
+    run.write_series("engine.jsonl", [*ours, *theirs])
+    run.write_series("gpu.jsonl", cards)
+    (found,) = read(run).summary.resources
+    assert (found.kv_use_peak, found.waiting_mean, found.gpus, found.energy_j) == (0.2, 0.0, 1, pytest.approx(6000))
+    assert found.limit == "not clear"
+    run.write_series("engine.jsonl", theirs)
+    run.write_series("gpu.jsonl", [])
+    summary = read(run).summary
+    assert summary.resources == ()
+    assert any("left out (127.0.0.1:8000)" in line and "bench-1" in line for line in summary.warnings)
+
+
+@pytest.mark.parametrize(
+    ("one_", "other", "same", "why"),
+    [
+        ("gpu-1", "GPU-1", True, "case"), ("gpu-1", "gpu-1.lan", True, "domain"), ("gpu-1", "gpu-10", False, "prefix"),
+        ("gpu-1.a", "gpu-1.b", False, "two domains"), ("10", "10.0.0.5", False, "an address has no domain"),
+        ("", "x", False, "no name"), ("::1", "::1", True, "IPv6"),
+    ],
+)  # fmt: skip
+def test_names_of_one_host(one_: str, other: str, same: bool, why: str) -> None:
+    assert alike(one_, other) is same and alike(other, one_) is same, why
+
+
+def test_engines_at_one_address_on_two_hosts_stay_two(summary: Summary) -> None:
+    """One full, one empty, each known as 127.0.0.1:8000."""
+    full = {"kv_use": 0.99, "running": 40.0, "waiting": 10.0, "preemptions": 0.0}
+    rows = [row for second in range(1, 101) for row in (
+        engine_row(at(second), host="a", **full),
+        engine_row(at(second), host="b", kv_use=0.2, running=8.0, waiting=0.0, preemptions=0.0),
+    )]  # fmt: skip
+    found = one(rows, summary)
+    assert set(found.coverage) == {"engine 127.0.0.1:8000 on a", "engine 127.0.0.1:8000 on b"}
+    assert found.limit == "KV cache" and "On engine 127.0.0.1:8000 on a" in found.limit_reason
+    assert "127.0.0.1:8000 on b had room" in found.limit_reason
+
+
+def test_waiting_counts_where_the_cache_was_full(summary: Summary) -> None:
+    """Full for 12 of 60 s, and nearly all waiting is in them."""
+    rows = [
+        engine_row(at(second), running=20.0, preemptions=0.0, kv_use=0.97 if 40 < second <= 52 else 0.3,
+                   waiting=20.0 if 40 < second <= 52 else 0.1)
+        for second in range(1, 101)
+    ]  # fmt: skip
+    found = one(rows, summary)
+    assert found.limit == "KV cache" and "98 % of it while the cache was" in found.limit_reason
+    moved = [msgspec.structs.replace(row, fields={**row.fields, "kv_use": 0.3}) for row in rows]
+    assert one(moved, summary).limit == "queue"
+
+
 def test_two_agents_that_scrape_one_engine_do_not_double_it(summary: Summary) -> None:
     rows = [
         row
@@ -439,6 +620,27 @@ def test_bins_hold_every_count_and_no_mean_leaves_its_values(points: int, width:
 
 
 # ------------------------------------------------------------------------------------------------------ a whole run
+
+
+def test_every_column_is_read_by_somebody(tmp_path: Path, summary: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column is eight bytes a point: none is kept for nobody."""
+    asked: dict[str, set[str]] = {name: set() for name in COLUMNS}
+    column = Series.column
+
+    def recorded(self: Series, name: str) -> Any:
+        asked[self.measurement].add(name)
+        return column(self, name)
+
+    monkeypatch.setattr(Series, "column", recorded)
+    run = write_run(tmp_path / "run", records(12, steady_s=60), steady_s=60)
+    bare = steady("GPU-9", power_average_w=1.0, utilization_mean=0.5)
+    run.write_series("gpu.jsonl", [*gpu_rows(1, seconds=95), *bare, *(host_row(second) for second in range(1, 95))])
+    gauge = [engine_row(at(second), "[::1]:8000", prefix_hit_share=0.5) for second in range(1, 95)]
+    run.write_series("engine.jsonl", [*engine_rows(seconds=95), *gauge])
+    finish(run)
+    only_gauge = [engine_row(at(second), prefix_hit_share=0.5) for second in range(1, 95)]
+    one(only_gauge, summary)
+    assert {name: set(columns) - asked[name] for name, columns in COLUMNS.items()} == {name: set() for name in COLUMNS}
 
 
 @pytest.fixture

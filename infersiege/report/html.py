@@ -320,13 +320,12 @@ def render(
     ]
     hardware = WatchedSeries(watched, series).charts() if watched else []
     charts = [*shapes, *load, *latency, *errors, *health, *hardware]
-    links = grafana_links(plan, summary)
     sections = [
         ("figures", "Figures", cards(whole) if whole is not None else '<p class="soft">Nothing was measured.</p>'),
         ("groups", "By scenario and channel", _latency_table(summary), _load_table(summary), _group_notes(summary)),
         ("rules", "Rules", _rules(summary)),
         ("load", "Load", grid(load)),
-        *_hardware(summary, hardware, links),
+        *_hardware(summary, plan, hardware),
         ("latency", "Latency", grid([*shapes, *latency]), _by_turn(collected)),
         ("errors", "Errors", grid(errors), _errors(collected, summary)),
         ("slowest", "Slowest turns", _slowest(collected, summary.started_ns)),
@@ -347,11 +346,15 @@ def render(
     return _document(summary.name, head + f"<main>{body}</main>", data)
 
 
-def _hardware(summary: Summary, charts: Sequence[Chart], links: str) -> list[tuple[str, ...]]:
-    """The section on GPU and engine; none where nothing was watched and no dashboard is named."""
-    if not summary.resources and not links:
+def _hardware(summary: Summary, plan: PlanFile, charts: Sequence[Chart]) -> list[tuple[str, ...]]:
+    """The section on GPU and engine; none where nothing was watched and neither database nor dashboard is named."""
+    links = grafana_links(plan, summary)
+    telemetry = plan.plan.get("telemetry")
+    in_database = isinstance(telemetry, dict) and bool(telemetry.get("influx_url"))
+    if not summary.resources and not links and not in_database:
         return []
-    return [("resources", "GPU and engine", links, stage_tables(summary), grid(charts) if charts else "")]
+    tables = stage_tables(summary, in_database=in_database)
+    return [("resources", "GPU and engine", links, tables, grid(charts) if charts else "")]
 
 
 def _subtitle(summary: Summary, plan: PlanFile) -> str:

@@ -136,7 +136,7 @@ def read(run: RunDirectory) -> Rebuilt:
         summary,
         resources=found,
         telemetry=file.telemetry,
-        warnings=tuple(dict.fromkeys((*summary.warnings, *resources.warnings(found), *damage))),
+        warnings=tuple(dict.fromkeys((*summary.warnings, *resources.warnings(found, watched), *damage))),
     )
     return Rebuilt(summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events, watched=watched)
 
@@ -159,6 +159,7 @@ def _gathered(
         span_ns=(started_ns - SERIES_AROUND_NS, ended_ns + SERIES_AROUND_NS),
         hosts=plan.telemetry.hosts,
         instances=[instance for channel in file.channels.values() if (instance := instance_of(channel.url))],
+        here=(file.host.get("name", ""), *(worker.host for worker in file.workers)),
     )
 
 

@@ -105,11 +105,21 @@ def limit_banner(summary: Summary) -> str:
     return f'<div class="banner none" role="note">{body}</div>'
 
 
-def stage_tables(summary: Summary) -> str:
+def unwatched(in_database: bool) -> str:
+    """Why there are no figures of GPUs and engines. `in_database`: the run names an InfluxDB that may have them."""
+    if in_database:
+        return (
+            "No series of GPUs or engines are in this run directory. If agents wrote to the run's InfluxDB, "
+            "`infersiege report RUN --with-telemetry` fetches them."
+        )
+    return "Neither GPUs nor engines were watched in this run."
+
+
+def stage_tables(summary: Summary, *, in_database: bool = False) -> str:
     """Limit and figures of the steady phase, a row per stage, and what must be read with them."""
     stages = summary.resources
     if not stages:
-        return '<p class="soft">Neither GPUs nor engines were watched in this run.</p>'
+        return f'<p class="soft">{text(unwatched(in_database))}</p>'
     parts = [
         table(
             "What limited each stage: rules of docs/metrics.md, none of which rests on NVML's utilisation",
@@ -144,7 +154,7 @@ def stage_notes(stages: Sequence[StageResources]) -> list[str]:
         if holes:
             notes.append(
                 f"{stage.stage}: read for only part of the steady phase: {', '.join(holes)}. Means are over what was "
-                "read, energies and counts lack the rest"
+                "read, energies and counts lack the rest; energy per token there is none when a GPU is among them"
             )
     return notes
 

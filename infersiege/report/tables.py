@@ -29,7 +29,7 @@ from infersiege.report.numbers import (
     share,
     span,
 )
-from infersiege.report.stages import SHORT, measured
+from infersiege.report.stages import SHORT, measured, unwatched
 
 VERDICT_STYLE: Mapping[Verdict, str] = {
     Verdict.PASS: "bold green",
@@ -304,6 +304,9 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
     if summary.resources:
         console.print()
         print_resources(summary, console)
+    elif summary.telemetry is not None:
+        console.print()
+        console.print(Text(unwatched(in_database=True), style="dim"))
     counts = summary.counts
     if whole is not None and whole.errors:
         console.print()

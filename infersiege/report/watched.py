@@ -15,9 +15,10 @@ from infersiege.resources import Series as Source
 from infersiege.resources import Watched
 from infersiege.resources.gpus import cards, power_column
 from infersiege.resources.series import Floats, Instants
+from infersiege.resources.watched import engine_names
 
 LINES_AT_MOST = 16
-"""More cards than this are drawn as a band from the least to the greatest, with their mean."""
+"""More lines than this are drawn as a band from the least to the greatest, with their mean."""
 
 GIB = 1 << 30
 
@@ -71,21 +72,25 @@ class WatchedSeries:
                 for place, (name, binned) in enumerate(found)
             ]  # fmt: skip
             return lines, rows
+        return self._band("", rows, 0), rows
+
+    def _band(self, of: str, rows: Sequence[Floats], place: int) -> list[Figure]:
+        """Least, greatest and mean of many lines, for which a chart has no room; `of` goes before their names."""
         table = np.vstack(rows)
         empty = ~np.isfinite(table).any(axis=0)
         low, high = np.where(np.isfinite(table), table, np.inf).min(axis=0), np.fmax.reduce(table, axis=0)
         n = np.isfinite(table).sum(axis=0)
         mean = np.where(empty, np.nan, np.nansum(table, axis=0) / np.maximum(n, 1))
         low = np.where(empty, np.nan, low)
-        lines = [
-            line_of("least", self.axis.x, shown(low), PALETTE[0], line={"width": 0.8}),
+        edge = PALETTE[place % len(PALETTE)]
+        fill = f"rgba({', '.join(str(int(edge[at : at + 2], 16)) for at in (1, 3, 5))},0.18)"
+        return [
+            line_of(f"{of}least", self.axis.x, shown(low), edge, line={"width": 0.8}),
             line_of(
-                "greatest", self.axis.x, shown(high), PALETTE[0], line={"width": 0.8}, fill="tonexty",
-                fillcolor="rgba(76,143,214,0.18)",
+                f"{of}greatest", self.axis.x, shown(high), edge, line={"width": 0.8}, fill="tonexty", fillcolor=fill
             ),
-            line_of(f"mean of {len(found)}", self.axis.x, shown(mean), PALETTE[1]),
-        ]  # fmt: skip
-        return lines, rows
+            line_of(f"{of}mean of {len(rows)}", self.axis.x, shown(mean), PALETTE[(place + 1) % len(PALETTE)]),
+        ]
 
     def _holes(self, sources: Iterable[tuple[str, Source]], what: str) -> Iterator[Figure]:
         """A red mark on the axis in each bin in which a source told that it could not be read."""
@@ -193,21 +198,24 @@ class WatchedSeries:
     # ----------------------------------------------------------------------------------------------------- engine
 
     def _engines(self) -> list[tuple[str, Source]]:
-        return [(one.tags.get("instance", "engine"), one) for one in self.watched.engines]
+        return list(zip(engine_names(self.watched.engines), self.watched.engines, strict=True))
 
     def requests(self) -> Chart | None:
-        """Requests that run and that wait in the engine, by engine."""
+        """Requests that run and that wait in the engine, by engine; of many engines as bands."""
         data: list[Figure] = []
         tops = {"running": 0.0, "waiting": 0.0}
-        engines = self._engines()[: LINES_AT_MOST // 2]
-        for place, (name, one) in enumerate(engines):
-            for what, dash in (("running", "solid"), ("waiting", "dot")):
-                binned = one.bin_means(one.column(what), self.edges_ns)
-                if np.isfinite(binned).any():
-                    label = what if len(engines) == 1 else f"{name} {what}"
-                    color = PALETTE[(2 * place + (what == "waiting")) % len(PALETTE)]
-                    data.append(line_of(legend_name(label), self.axis.x, shown(binned), color, line={"dash": dash}))
-                    tops[what] = max(tops[what], _highest([binned]) or 0.0)
+        engines = self._engines()
+        for first, (what, dash) in enumerate((("running", "solid"), ("waiting", "dot"))):
+            found = [(name, one.bin_means(one.column(what), self.edges_ns)) for name, one in engines]
+            found = [(name, binned) for name, binned in found if np.isfinite(binned).any()]
+            tops[what] = _highest([binned for _, binned in found]) or 0.0
+            if len(found) > LINES_AT_MOST // 2:
+                data += self._band(f"{what}, ", [binned for _, binned in found], 2 * first)
+                continue
+            for place, (name, binned) in enumerate(found):
+                label = what if len(engines) == 1 else f"{name} {what}"
+                color = PALETTE[(2 * place + first) % len(PALETTE)]
+                data.append(line_of(legend_name(label), self.axis.x, shown(binned), color, line={"dash": dash}))
         if data:
             data += self._holes(engines, "not readable")
         return self._chart(

@@ -10,8 +10,10 @@ import numpy as np
 from infersiege_agents.engine_histograms import Buckets, merge, parse, percentile
 
 from infersiege.metrics.facts import SteadyWindow
+from infersiege.resources.evidence import KV_FULL, EngineLoad
 from infersiege.resources.gpus import mean_of, sum_of
-from infersiege.resources.series import Series, Watched, highest_sum
+from infersiege.resources.series import Series, highest_sum
+from infersiege.resources.watched import Watched, engine_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class EngineFigures:
     server_ttft_p95_ms: float | None
     server_itl_mean_ms: float | None
     restarts: int
+    each: tuple[EngineLoad, ...]
     coverage: dict[str, float]
 
 
@@ -40,6 +43,7 @@ def engine_figures(watched: Watched, window: SteadyWindow) -> EngineFigures | No
     engines = watched.engines
     if not engines:
         return None
+    names = engine_names(engines)
     ttft = merge(one for series in engines for one in _ttft_buckets(series, window))
     p50, p95 = percentile(ttft, 0.50), percentile(ttft, 0.95)
     return EngineFigures(
@@ -56,8 +60,32 @@ def engine_figures(watched: Watched, window: SteadyWindow) -> EngineFigures | No
         server_ttft_p95_ms=None if p95 is None else 1000 * p95,
         server_itl_mean_ms=_mean_of_values(engines, "itl", window),
         restarts=sum(round(one.total("resets", window) or 0) for one in engines),
-        coverage={f"engine {one.tags.get('instance', '')}": one.coverage(window) for one in engines},
+        each=tuple(_load_of(name, one, window) for name, one in zip(names, engines, strict=True)),
+        coverage={f"engine {name}": one.coverage(window) for name, one in zip(names, engines, strict=True)},
     )
+
+
+def _load_of(name: str, series: Series, window: SteadyWindow) -> EngineLoad:
+    return EngineLoad(
+        name=name,
+        kv_use_mean=series.mean("kv_use", window),
+        kv_use_peak=series.peak("kv_use", window),
+        running_mean=series.mean("running", window),
+        running_peak=series.peak("running", window),
+        waiting_mean=series.mean("waiting", window),
+        waiting_peak=series.peak("waiting", window),
+        waiting_while_full=_waiting_while_full(series, window),
+        preemptions=series.total("preemptions", window),
+    )
+
+
+def _waiting_while_full(series: Series, window: SteadyWindow) -> float | None:
+    """Share of the waiting (requests × time) at points whose KV cache was full; None: nothing waited, or not told."""
+    use, waiting = series.column("kv_use"), series.column("waiting")
+    known = np.isfinite(use) & np.isfinite(waiting)
+    waited = waiting[known] * series.gauge_seconds(window.start_ns, window.end_ns)[known]
+    total = float(waited.sum())
+    return float(waited[use[known] >= KV_FULL].sum()) / total if total > 0 else None
 
 
 def _ttft_buckets(series: Series, window: SteadyWindow) -> Iterator[Buckets]:

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from infersiege.metrics.facts import SteadyWindow
-from infersiege.resources.series import Floats, Series, Watched, highest_sum, weighted
+from infersiege.resources.series import SECOND_NS, Floats, Series, highest_sum, weighted
+from infersiege.resources.watched import Watched
+
+Found = TypeVar("Found")
 
 WHOLE = "none"
 """The tag `mig_parent` of what is no MIG slice."""
+
+READ_ENOUGH = 0.80
+"""Figures from a smaller share of the steady phase carry a note, and there is no energy per token."""
+IDLE_BELOW = 0.05
+"""A GPU that worked for less of the time did none of the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,7 @@ class Card:
         value = None if self.own is None else of(self.own)
         return mean_of(of(one) for one in self.slices) if value is None else value
 
-    def shared(self, of: Callable[[Series], float | None]) -> float | None:
+    def shared(self, of: Callable[[Series], Found | None]) -> Found | None:
         """What slices share and each may repeat (power, energy): counted once."""
         value = None if self.own is None else of(self.own)
         return next((found for one in self.slices if (found := of(one)) is not None), None) if value is None else value
@@ -82,6 +92,9 @@ class GpuFigures:
     count: int
     lost: tuple[str, ...]
     energy_j: float | None
+    """Of the time that was read."""
+    energy_whole_j: float | None
+    """Of the whole steady phase, the little that was not read being like the rest; None where that is too much."""
     power_mean_w: float | None
     memory_used_mean_bytes: float | None
     memory_used_peak_bytes: float | None
@@ -92,6 +105,10 @@ class GpuFigures:
     dram_active: Spread | None
     power_capped: Spread | None
     throttled: Spread | None
+    clock_loss: Spread | None
+    """1 − SM clock / highest SM clock."""
+    idle: int | None
+    """Of what work runs on, how many did none; None: not told."""
     xids: dict[str, int]
     coverage: dict[str, float]
 
@@ -101,19 +118,63 @@ def power_column(series: Series) -> str:
     return "power_mean_w" if series.has("power_mean_w") else "power_average_w"
 
 
-def energy_of(series: Series, window: SteadyWindow) -> float | None:
-    """J from the driver's counter; from power over the time that was watched where there is no counter."""
-    counted = series.total("energy_j", window)
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """J, and of how many seconds of the steady phase."""
+
+    joules: float
+    seconds: float
+
+
+def energy_of(series: Series, window: SteadyWindow) -> Energy | None:
+    """From the driver's counter; from power over the time that was watched where there is no counter."""
+    counted, known = series.total("energy_j", window), np.isfinite(series.column("energy_j"))
     if counted is not None:
-        return counted
+        # A counter tells of a hole, too, when it is read again after it.
+        return Energy(counted, float(series.count_seconds(window.start_ns, window.end_ns)[known].sum()))
     watts, seconds = series.column(power_column(series)), series.gauge_seconds(window.start_ns, window.end_ns)
     known = np.isfinite(watts) & (seconds > 0)
-    return float((watts[known] * seconds[known]).sum()) if known.any() else None
+    if not known.any():
+        return None
+    return Energy(float((watts[known] * seconds[known]).sum()), float(seconds[known].sum()))
+
+
+def _whole_energy(found: Sequence[Energy | None], watched: Watched, window: SteadyWindow) -> float | None:
+    """J of all cards in the whole phase.
+
+    Energy of a part of the time over the tokens of all of it would flatter the hardware: there is none when a card was
+    read for less than READ_ENOUGH, or when cards that should be there were not.
+    """
+    whole_s = window.duration_ns / SECOND_NS
+    if not found or watched.silent or any(_missing_share(one, window) > 1 - READ_ENOUGH for one in watched.hosts):
+        return None
+    total = 0.0
+    for energy in found:
+        if energy is None or energy.seconds < READ_ENOUGH * whole_s:
+            return None
+        total += energy.joules * max(1.0, whole_s / energy.seconds)
+    return total
 
 
 def _throttled(series: Series) -> Floats:
     """By heat or by hardware. Both often name the same moment, so their sum would count it twice."""
     return np.fmax(series.column("thermal_throttled"), series.column("hardware_slowdown"))
+
+
+def _clock_loss(series: Series) -> Floats:
+    highest = series.column("clock_sm_max_mhz")
+    return 1 - series.column("clock_sm_mhz") / np.where(highest > 0, highest, np.nan)
+
+
+def _idle(parts: Sequence[Card], window: SteadyWindow) -> int | None:
+    """GPUs and slices in which (nearly) no kernel ran. That is all that NVML's utilisation can show."""
+    worked = [
+        one.mean("sm_active" if one.has("sm_active") else "utilization_mean", window)
+        for card in parts
+        for one in card.workers
+    ]
+    known = [share for share in worked if share is not None]
+    return sum(share < IDLE_BELOW for share in known) if known else None
 
 
 def _memory_peaks(series: Series) -> Floats:
@@ -128,13 +189,19 @@ def gpu_figures(watched: Watched, window: SteadyWindow) -> GpuFigures | None:
     memory = [_memory_of(card) for card in parts]
     coverage = {_name(series): series.coverage(window) for series in watched.gpus}
 
+    energies = [card.shared(lambda one: energy_of(one, window)) for card in parts]
+
     def over(name: str) -> Spread | None:
         return spread(parts, lambda series: series.mean(name, window))
+
+    def over_points(of: Callable[[Series], Floats]) -> Spread | None:
+        return spread(parts, lambda one: weighted(of(one), one.gauge_seconds(window.start_ns, window.end_ns)))
 
     return GpuFigures(
         count=sum(coverage[_name(one)] > 0 for card in parts for one in card.workers),
         lost=_lost(watched, window),
-        energy_j=sum_of(card.shared(lambda one: energy_of(one, window)) for card in parts),
+        energy_j=sum_of(None if energy is None else energy.joules for energy in energies),
+        energy_whole_j=_whole_energy(energies, watched, window),
         power_mean_w=sum_of(card.shared(lambda one: one.mean(power_column(one), window)) for card in parts),
         memory_used_mean_bytes=sum_of(one.mean("memory_used_mean_bytes", window) for each in memory for one in each),
         memory_used_peak_bytes=highest_sum([(one, _memory_peaks(one)) for each in memory for one in each], window),
@@ -144,9 +211,9 @@ def gpu_figures(watched: Watched, window: SteadyWindow) -> GpuFigures | None:
         tensor_active=over("tensor_active"),
         dram_active=over("dram_active"),
         power_capped=over("power_capped"),
-        throttled=spread(
-            parts, lambda one: weighted(_throttled(one), one.gauge_seconds(window.start_ns, window.end_ns))
-        ),
+        throttled=over_points(_throttled),
+        clock_loss=over_points(_clock_loss),
+        idle=_idle(parts, window),
         xids=_xids(watched.gpus, window),
         coverage=coverage,
     )
@@ -165,21 +232,48 @@ def _memory_of(card: Card) -> tuple[Series, ...]:
 def _lost(watched: Watched, window: SteadyWindow) -> tuple[str, ...]:
     """`host uuid: NVML error` of each card, and `host: what` of each host, that could not be read at some time."""
     lost = []
+    cards_lost: Counter[str] = Counter()
     for series in watched.gpus:
         for text, _ in series.errors_in(window).most_common(1):
             lost.append(f"{series.tags.get('host', '')} {series.tags.get('uuid', '')}: {text}")
+            cards_lost[series.tags.get("host", "")] += 1
+    with_cards = {series.tags.get("host", "") for series in watched.gpus}
     for series in watched.hosts:
         host = series.tags.get("host", "")
-        errors = series.errors_in(window).most_common(1)
-        if errors:
-            lost.append(f"{host}: {errors[0][0]}")
-            continue
-        inside = series.gauge_seconds(window.start_ns, window.end_ns) > 0
-        seen, expected = series.column("gpus"), series.column("gpus_expected")
-        fewer = inside & (seen < expected)
-        if fewer.any():
-            lost.append(f"{host}: only {seen[fewer].min():.0f} of {expected[fewer].max():.0f} GPUs were there")
-    return tuple(lost)
+        lost += [f"{host}: {text}" for text in _host_lost(series, window, cards_lost[host], host in with_cards)]
+    return (*lost, *(f"{host}: no point of this host" for host in watched.silent))
+
+
+def _host_lost(series: Series, window: SteadyWindow, cards_lost: int, has_cards: bool) -> list[str]:
+    """What is wrong with a host as a whole. `cards_lost`: its cards that are named already."""
+    errors = series.errors_in(window).most_common(1)
+    if errors:
+        return [errors[0][0]]
+    if not has_cards and not series.coverage(window):
+        return ["no point of its GPUs"]
+    fewer = _fewer(series, window)
+    if not fewer.any():
+        return []
+    seen, expected = series.column("gpus")[fewer], series.column("gpus_expected")[fewer]
+    if (expected - seen).max() <= cards_lost:
+        return []
+    share = _missing_share(series, window)
+    of = "" if share >= 0.995 else f" for {max(1, round(100 * share))} % of the time"
+    return [f"only {seen.min():.0f} of {expected.max():.0f} GPUs were there{of}"]
+
+
+def _fewer(series: Series, window: SteadyWindow) -> npt.NDArray[np.bool_]:
+    """Points of a host in the window at which GPUs were missing."""
+    inside = series.gauge_seconds(window.start_ns, window.end_ns) > 0
+    fewer: npt.NDArray[np.bool_] = inside & (series.column("gpus") < series.column("gpus_expected"))
+    return fewer
+
+
+def _missing_share(series: Series, window: SteadyWindow) -> float:
+    """Share of the time that a host's points are of in which GPUs were missing; 1.0 where it has no point."""
+    seconds = series.gauge_seconds(window.start_ns, window.end_ns)
+    told = float(seconds.sum())
+    return float(seconds[_fewer(series, window)].sum()) / told if told else 1.0
 
 
 def _xids(gpus: Iterable[Series], window: SteadyWindow) -> dict[str, int]:

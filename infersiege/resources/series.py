@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,26 +28,26 @@ LONGEST_STANDING = 2.5
 Counts are exact over the whole interval, however long, since they are differences of a counter."""
 
 GPU_COLUMNS = (
-    "ok", "error", "index", "interval", "utilization_mean", "sm_active", "tensor_active", "dram_active",
-    "memory_used_mean_bytes", "memory_used_max_bytes", "memory_total_bytes", "power_mean_w", "power_max_w",
-    "power_average_w", "power_limit_w", "energy_j", "power_capped", "thermal_throttled", "hardware_slowdown", "xid",
-    "xid_count",
+    "ok", "index", "interval", "utilization_mean", "sm_active", "tensor_active", "dram_active",
+    "memory_used_mean_bytes", "memory_used_max_bytes", "memory_total_bytes", "power_mean_w", "power_average_w",
+    "power_limit_w", "energy_j", "clock_sm_mhz", "clock_sm_max_mhz", "power_capped", "thermal_throttled",
+    "hardware_slowdown", "xid", "xid_count",
 )  # fmt: skip
-HOST_COLUMNS = ("ok", "error", "interval", "gpus", "gpus_expected")
+HOST_COLUMNS = ("ok", "interval", "gpus", "gpus_expected")
 ENGINE_COLUMNS = (
     "up", "interval", "resets", "running", "waiting", "kv_use", "prefix_queries", "prefix_hits", "prefix_hit_share",
-    "preemptions", "prompt_tokens", "generated_tokens", "ttft_n", "ttft_mean_ms", "ttft_p50_ms", "ttft_p95_ms", "itl_n",
-    "itl_mean_ms",
+    "preemptions", "ttft_n", "ttft_mean_ms", "itl_n", "itl_mean_ms",
 )  # fmt: skip
-_COLUMNS = {"gpu": GPU_COLUMNS, "gpu_host": HOST_COLUMNS, "engine": ENGINE_COLUMNS}
-_IDENTITY = {"gpu": ("host", "uuid"), "gpu_host": ("host",), "engine": ("host", "engine", "instance")}
+COLUMNS = {"gpu": GPU_COLUMNS, "gpu_host": HOST_COLUMNS, "engine": ENGINE_COLUMNS}
+"""Measurement -> the fields that figures, rules and charts read; the others stay in the run directory."""
 _BUCKETS = "ttft_buckets"
 
 
 @dataclass(slots=True)
-class _Building:
+class Building:
     """Columns of one series while its points come in, in any order."""
 
+    measurement: str
     tags: dict[str, str]
     names: tuple[str, ...]
     at_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -56,12 +56,18 @@ class _Building:
     errors: list[tuple[int, str]] = field(default_factory=list)
     """(at_ns, error text) of the points that could not be read."""
 
-    def add(self, row: SeriesRow, good: str) -> None:
+    @property
+    def good(self) -> str:
+        """The field that is 1 in a point that could be read."""
+        return "up" if self.measurement == "engine" else "ok"
+
+    def add(self, row: SeriesRow) -> None:
         self.at_ns.append(row.at_ns)
         value_of = row.fields.get
         for column, name in zip(self.columns, self.names, strict=True):
             value = value_of(name)
             column.append(value if isinstance(value, float) else np.nan)
+        good = self.good
         if good == "up":
             text = value_of(_BUCKETS)
             self.buckets.append(text if isinstance(text, str) else None)
@@ -74,9 +80,10 @@ class _Building:
 class Series:
     """One GPU, MIG slice, host or engine: points sorted by time, each with the stretch of time that it stands for."""
 
-    def __init__(self, made: _Building, good: str) -> None:
+    def __init__(self, made: Building) -> None:
         at_ns = np.frombuffer(made.at_ns, dtype=np.int64)
         order = np.argsort(at_ns, kind="stable")
+        self.measurement = made.measurement
         self.tags = made.tags
         self.end_ns: Instants = at_ns[order]
         self._columns = {
@@ -93,11 +100,11 @@ class Series:
         self.start_ns: Instants = np.maximum(self.end_ns - length_ns, before_ns)
         self.gauge_start_ns: Instants = np.maximum(self.start_ns, self.end_ns - int(LONGEST_STANDING * usual_ns))
         self._length_ns = length_ns
-        self.readable = self._columns[good] > 0
+        self.readable = self.column(made.good) > 0
 
     def _lengths(self) -> Instants:
         """Declared intervals; where there is none, the time since the point before, within the usual."""
-        declared = self._columns["interval"] * SECOND_NS
+        declared = self.column("interval") * SECOND_NS
         steps = np.diff(self.end_ns)
         usual = float(np.median(steps)) if steps.size else float(SECOND_NS)
         since = np.minimum(np.concatenate(([usual], steps.astype(np.float64))), LONGEST_STANDING * usual)
@@ -111,11 +118,11 @@ class Series:
 
     def has(self, name: str) -> bool:
         """Some point has a value."""
-        return bool(np.isfinite(self._columns[name]).any())
+        return bool(np.isfinite(self.column(name)).any())
 
     def peak_of(self, name: str) -> float | None:
         """Greatest value of the whole run."""
-        values = self._columns[name]
+        values = self.column(name)
         return float(np.nanmax(values)) if np.isfinite(values).any() else None
 
     def gauge_seconds(self, start_ns: int, end_ns: int) -> Floats:
@@ -126,18 +133,22 @@ class Series:
         """Share of each point's counts that falls into [start, end), spread evenly over its interval."""
         return _overlap(self.start_ns, self.end_ns, start_ns, end_ns) / np.maximum(self._length_ns, 1)
 
+    def count_seconds(self, start_ns: int, end_ns: int) -> Floats:
+        """Seconds of [start, end) that each point's counts are of."""
+        return _overlap(self.start_ns, self.end_ns, start_ns, end_ns) / SECOND_NS
+
     def mean(self, name: str, window: SteadyWindow) -> float | None:
         """Time-weighted mean of a gauge; None where no point has it."""
-        return weighted(self._columns[name], self.gauge_seconds(window.start_ns, window.end_ns))
+        return weighted(self.column(name), self.gauge_seconds(window.start_ns, window.end_ns))
 
     def peak(self, name: str, window: SteadyWindow) -> float | None:
-        values = self._columns[name]
+        values = self.column(name)
         inside = np.isfinite(values) & (self.gauge_seconds(window.start_ns, window.end_ns) > 0)
         return float(values[inside].max()) if inside.any() else None
 
     def total(self, name: str, window: SteadyWindow) -> float | None:
         """Sum of a count over the window; None where no point has it."""
-        values, shares = self._columns[name], self.count_shares(window.start_ns, window.end_ns)
+        values, shares = self.column(name), self.count_shares(window.start_ns, window.end_ns)
         inside = np.isfinite(values) & (shares > 0)
         return float((values[inside] * shares[inside]).sum()) if inside.any() else None
 
@@ -219,74 +230,3 @@ def highest_sum(parts: Sequence[tuple[Series, Floats]], window: SteadyWindow) ->
         sums[there] += values[place][there]
         seen |= there
     return float(sums[seen].max()) if seen.any() else None
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """Every series of a run that belongs to it."""
-
-    gpus: tuple[Series, ...] = ()
-    """GPUs and MIG slices, by host and NVML index."""
-    hosts: tuple[Series, ...] = ()
-    engines: tuple[Series, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.gpus or self.hosts or self.engines)
-
-
-def gather(
-    rows: Iterable[SeriesRow],
-    *,
-    span_ns: tuple[int, int],
-    hosts: Sequence[str] = (),
-    instances: Iterable[str] = (),
-) -> Watched:
-    """The series of a run from its points, in any order; memory is a few numbers per point.
-
-    `span_ns`: points outside belong to another run. `hosts`: only GPUs of these; none: of all. `instances`: host:port
-    of the plan's channels; when engines of them are there, only those count.
-    """
-    found: dict[tuple[str, ...], _Building] = {}
-    for row in rows:
-        names = _COLUMNS.get(row.measurement)
-        if names is None or not span_ns[0] <= row.at_ns <= span_ns[1]:
-            continue
-        if hosts and row.measurement != "engine" and row.tags.get("host") not in hosts:
-            continue
-        key = _key(row)
-        building = found.get(key)
-        if building is None:
-            building = found[key] = _Building(dict(row.tags), names, columns=[array("d") for _ in names])
-        building.add(row, "up" if row.measurement == "engine" else "ok")
-    made = {key: Series(building, "up" if key[0] == "engine" else "ok") for key, building in sorted(found.items())}
-    gpus = [series for key, series in made.items() if key[0] == "gpu"]
-    engines = [series for key, series in made.items() if key[0] == "engine"]
-    wanted = {_loopback(name) for name in instances}
-    ours = [series for series in engines if _loopback(series.tags.get("instance", "")) in wanted]
-    return Watched(
-        gpus=tuple(sorted(gpus, key=_by_index)),
-        hosts=tuple(series for key, series in made.items() if key[0] == "gpu_host"),
-        engines=tuple(ours or engines),
-    )
-
-
-def _key(row: SeriesRow) -> tuple[str, ...]:
-    """Which series a point belongs to.
-
-    Two agents that scrape one engine make one series, unless each means its own host by the address.
-    """
-    tags = [row.tags.get(tag, "") for tag in _IDENTITY[row.measurement]]
-    if row.measurement == "engine" and not _loopback(tags[-1]).startswith(("127.", "[::1]")):
-        tags[0] = ""
-    return (row.measurement, *tags)
-
-
-def _by_index(series: Series) -> tuple[str, float, str]:
-    index = series.column("index")
-    known = index[np.isfinite(index)]
-    return series.tags.get("host", ""), float(known[-1]) if known.size else np.inf, series.tags.get("uuid", "")
-
-
-def _loopback(instance: str) -> str:
-    """The same spelling for the two names of this host."""
-    return instance.lower().replace("localhost:", "127.0.0.1:", 1)

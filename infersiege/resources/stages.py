@@ -9,11 +9,11 @@ import msgspec
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.records import ErrorClass, GroupSummary, StageResources, Summary
 from infersiege.resources.engines import EngineFigures, engine_figures
-from infersiege.resources.gpus import GpuFigures, Spread, gpu_figures
-from infersiege.resources.limit import READ_ENOUGH, Evidence, limit_of, percent
-from infersiege.resources.series import SECOND_NS, Watched
-
-REFUSALS = (ErrorClass.RATE_LIMIT.value, ErrorClass.OVERLOAD.value)
+from infersiege.resources.evidence import Evidence
+from infersiege.resources.gpus import READ_ENOUGH, GpuFigures, Spread, gpu_figures
+from infersiege.resources.limit import limit_of, percent
+from infersiege.resources.series import SECOND_NS
+from infersiege.resources.watched import Watched
 
 CLIENT_BOUND = ("client-bound:", "for want of ports, files or memory on a worker")
 """What metrics.validity says of a run whose own load generator was the limit."""
@@ -58,12 +58,13 @@ def _tokens(group: GroupSummary | None) -> float | None:
 
 
 def _with_gpus(made: StageResources, found: GpuFigures, tokens: float | None) -> StageResources:
+    energy_j = found.energy_whole_j
     return msgspec.structs.replace(
         made,
         gpus=found.count,
         gpus_lost=found.lost,
         energy_j=found.energy_j,
-        energy_per_output_token_j=None if found.energy_j is None or not tokens else found.energy_j / tokens,
+        energy_per_output_token_j=energy_j / tokens if energy_j is not None and tokens else None,
         power_mean_w=found.power_mean_w,
         utilization_mean=_mean(found.utilization),
         sm_active_mean=_mean(found.sm_active),
@@ -113,23 +114,26 @@ def _evidence(
         client=None if client is None else client.removeprefix("client-bound:").split(";")[0].strip(),
         started=0 if group is None else group.counts.started,
         ended=0 if group is None else group.counts.ok + group.counts.failed,
-        refused=0 if group is None else sum(group.errors.get(name, 0) for name in REFUSALS),
+        rate_limited=_failed(group, ErrorClass.RATE_LIMIT),
+        overloaded=_failed(group, ErrorClass.OVERLOAD),
         in_flight_mean=None if group is None else group.in_flight_mean,
-        kv_use_mean=None if engines is None else engines.kv_use_mean,
-        kv_use_peak=None if engines is None else engines.kv_use_peak,
-        running_mean=None if engines is None else engines.running_mean,
-        running_peak=None if engines is None else engines.running_peak,
-        waiting_mean=None if engines is None else engines.waiting_mean,
-        waiting_peak=None if engines is None else engines.waiting_peak,
-        preemptions=None if engines is None else engines.preemptions,
+        engines=() if engines is None else engines.each,
+        restarts=0 if engines is None else engines.restarts,
         power_capped=None if gpus is None else gpus.power_capped,
         throttled=None if gpus is None else gpus.throttled,
+        clock_loss=None if gpus is None else gpus.clock_loss,
         dram_active=None if gpus is None else gpus.dram_active,
         tensor_active=None if gpus is None else gpus.tensor_active,
         sm_active=None if gpus is None else gpus.sm_active,
         utilization=None if gpus is None else gpus.utilization,
+        gpus=0 if gpus is None else gpus.count,
+        idle=0 if gpus is None else gpus.idle or 0,
         thin=thin(coverage),
     )
+
+
+def _failed(group: GroupSummary | None, why: ErrorClass) -> int:
+    return 0 if group is None else group.errors.get(why.value, 0)
 
 
 def thin(coverage: dict[str, float]) -> tuple[str, ...]:
@@ -137,9 +141,9 @@ def thin(coverage: dict[str, float]) -> tuple[str, ...]:
     return tuple(f"{name}: {percent(share)}" for name, share in coverage.items() if share < READ_ENOUGH)
 
 
-def warnings(found: Sequence[StageResources]) -> list[str]:
-    """What must be read with the figures: lost cards, Xids, series with holes."""
-    lines = []
+def warnings(found: Sequence[StageResources], watched: Watched | None = None) -> list[str]:
+    """What must be read with the figures: whose series they are, lost cards, Xids, series with holes."""
+    lines = [] if watched is None else list(watched.notes)
     for stage in found:
         where = f"stage {stage.stage}" if len(found) > 1 else "the steady phase"
         lines += [f"GPU not readable in {where}: {lost}" for lost in stage.gpus_lost]
@@ -147,4 +151,10 @@ def warnings(found: Sequence[StageResources]) -> list[str]:
         holes = thin(stage.coverage)
         if holes:
             lines.append(f"figures of GPU and engine are from part of {where} only: {', '.join(holes)}")
+        unread = stage.gpus_lost or any(hole.startswith("gpu ") for hole in holes)
+        if stage.energy_j is not None and stage.energy_per_output_token_j is None and unread:
+            lines.append(
+                f"no energy per token for {where}: not every GPU was read for {percent(READ_ENOUGH)} of it, while its "
+                "tokens are of all of it"
+            )
     return lines
