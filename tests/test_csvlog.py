@@ -16,6 +16,8 @@ from typing import Any
 
 import databases
 import pytest
+import scripted_server
+from collected import Collected
 from hypothesis import example, given
 from hypothesis import strategies as st
 from infersiege_agents.columns import COLUMNS, SHARE, SPREADS, TAGS, header_of, mapping_of, reading_of
@@ -23,7 +25,7 @@ from infersiege_agents.csvlog import Fault, Log, zone_of
 from infersiege_agents.errors import AgentError
 from infersiege_agents.measurements import GPU
 from infersiege_agents.points import Point
-from infersiege_agents.tool import ToolFault, ToolSampler, command_of, devices_in, output_of
+from infersiege_agents.tool import Command, ToolFault, ToolSampler, command_of, devices_in, output_of
 
 MIB = 1 << 20
 HEADER = (
@@ -456,33 +458,48 @@ def test_no_output_breaks_the_reader_of_tools(text: str) -> None:
         pass
 
 
+def command(text: str, *, shell: bool = False, timeout_s: float = 10.0) -> Command:
+    return command_of(text, shell=shell, timeout_s=timeout_s, environ=os.environ)
+
+
 def test_a_command_s_faults_say_what_happened() -> None:
     cases = (
         ("sh -c 'echo broken >&2; exit 3'", False, 3, "ended with 3: broken"),
         ("no-such-tool --csv", False, 127, "there is no command no-such-tool"),
         ("no-such-tool --csv | cat; exit 5", True, 5, "ended with 5"),
-        ("sleep 30 | cat", True, 999, "did not end within 0.5 s"),
+        ("sleep 30 | cat", True, 999, "did not end within 0.2 s"),
         ("yes", False, 999, "prints without end"),
     )
     started = time.monotonic()
     for text, shell, code, seen in cases:
         with pytest.raises(ToolFault) as caught:
-            output_of(command_of(text, shell=shell, timeout_s=0.5))
+            output_of(command(text, shell=shell, timeout_s=0.2))
         assert seen in str(caught.value)
         assert caught.value.code == code
     assert time.monotonic() - started < 20
 
 
 def test_a_command_is_no_shell_unless_it_is_asked_for(tmp_path: Path) -> None:
-    command = command_of(f"echo $HOME; touch {tmp_path}/made", shell=False, timeout_s=5)
-    assert output_of(command) == f"$HOME; touch {tmp_path}/made\n"
+    assert output_of(command(f"echo $HOME; touch {tmp_path}/made")) == f"$HOME; touch {tmp_path}/made\n"
     assert not (tmp_path / "made").exists()
+
+
+def test_a_tool_gets_no_secret_of_ours_and_what_is_asked_for() -> None:
+    secrets = {"INFLUX_TOKEN": "t0p-secret", "TAOTOKEN_API_KEY": "t0p-secret", "MINE": "mine"}
+    environ = {**os.environ, "LC_ALL": "C", "ROCM_PATH": "/opt/rocm", **secrets}
+    seen = output_of(command_of("env", shell=False, timeout_s=10, environ=environ))
+    assert "t0p-secret" not in seen and "MINE" not in seen
+    assert "LC_ALL=C\n" in seen and "PATH=" in seen and "ROCM_PATH=/opt/rocm\n" in seen
+    asked = command_of("env", shell=True, timeout_s=10, environ=environ, keep=("MINE",))
+    assert "MINE=mine\n" in output_of(asked) and "t0p-secret" not in output_of(asked)
+    with pytest.raises(AgentError, match="--env NOT_THERE: the variable is not set"):
+        command_of("env", shell=False, timeout_s=10, environ=environ, keep=("NOT_THERE",))
 
 
 def test_children_of_a_command_that_hangs_are_ended(tmp_path: Path) -> None:
     note = tmp_path / "child"
     with pytest.raises(ToolFault):
-        output_of(command_of(f"sleep 60 & echo $! > {note}; wait", shell=True, timeout_s=0.5))
+        output_of(command(f"sleep 60 & echo $! > {note}; wait", shell=True, timeout_s=0.3))
     child = int(note.read_text())
     for _ in range(100):
         state = Path(f"/proc/{child}/stat")
@@ -493,58 +510,107 @@ def test_children_of_a_command_that_hangs_are_ended(tmp_path: Path) -> None:
     pytest.fail("the child was left running")
 
 
-class Kept:
-    """A sink that keeps points."""
-
-    def __init__(self) -> None:
-        self.points: list[Point] = []
-        self.ticks = 0
-
-    def put(self, point: Point) -> None:
-        self.points.append(point)
-
-    def tick(self) -> None:
-        self.ticks += 1
-
-    def take(self) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-        """uuid -> fields, and the host's fields, of what came since the last call."""
-        gpus = {one.tags["uuid"]: dict(one.fields) for one in self.points if one.measurement == "gpu"}
-        (host,) = [dict(one.fields) for one in self.points if one.measurement == "gpu_host"]
-        self.points.clear()
-        return gpus, host
+def taken(sink: Collected) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """uuid -> fields, and the host's fields, of what came since the last call."""
+    gpus = {one.tags["uuid"]: dict(one.fields) for one in sink.points if one.measurement == "gpu"}
+    (host,) = [dict(one.fields) for one in sink.points if one.measurement == "gpu_host"]
+    sink.points.clear()
+    return gpus, host
 
 
 def test_gp_03_a_tool_that_fails_gives_ok_0_and_no_old_value(tmp_path: Path) -> None:
     """And GP-11: a device that is missing from the output is seen to be missing."""
-    table, sink, told = tmp_path / "table", Kept(), list[str]()
+    table, sink, told = tmp_path / "table", Collected(), list[str]()
     sampler = ToolSampler(
-        [command_of(f"cat {table}", shell=False, timeout_s=10)], sink,
+        [command(f"cat {table}")], sink,
         host="h", mapping=COLUMNS, expect=None, tell=told.append,
     )  # fmt: skip
     table.write_text(ROCM)
     assert sampler.sample() == []
-    gpus, host = sink.take()
+    gpus, host = taken(sink)
     assert {uuid: fields["ok"] for uuid, fields in gpus.items()} == {"gpu-0": 1.0, "gpu-1": 1.0}
     assert (host["ok"], host["gpus"], host["gpus_expected"], host["error_text"]) == (1.0, 2.0, 2.0, None)
 
     table.unlink()
     assert len(sampler.sample()) == 1
-    gpus, host = sink.take()
+    gpus, host = taken(sink)
     assert {uuid: fields["ok"] for uuid, fields in gpus.items()} == {"gpu-0": 0.0, "gpu-1": 0.0}
     assert set(gpus["gpu-0"]) == {"ok", "error", "error_text", "index", "interval"}, "no value but the fault"
     assert "No such file" in gpus["gpu-0"]["error_text"]
     assert (host["ok"], host["gpus"], host["gpus_expected"]) == (0.0, 0.0, 2.0)
     sampler.sample()
-    sink.take()
+    taken(sink)
 
     table.write_text("\n".join(line for line in ROCM.splitlines() if not line.startswith("card1")))
     sampler.sample()
-    gpus, host = sink.take()
+    gpus, host = taken(sink)
     assert (gpus["gpu-0"]["ok"], gpus["gpu-1"]["ok"]) == (1.0, 0.0)
     assert gpus["gpu-1"]["error_text"] == "not in the tool's output any more"
     assert (host["ok"], host["gpus"], host["gpus_expected"]) == (1.0, 1.0, 2.0)
     assert [line.split(":")[0] for line in told] == ["warning", f"cat {table}"], "the fault and its end, once each"
     assert sink.ticks == 4
+
+
+def test_gp_14_a_step_of_the_wall_clock_changes_no_interval_and_a_long_pause_gives_none(tmp_path: Path) -> None:
+    (tmp_path / "table").write_text(ROCM)
+    sink, now = Collected(), {"wall": 10**18, "monotonic": 5 * 10**9}
+    sampler = ToolSampler(
+        [command(f"cat {tmp_path}/table")], sink,
+        host="h", mapping=COLUMNS, expect=None, tell=lambda line: None,
+        wall_ns=lambda: now["wall"], monotonic_ns=lambda: now["monotonic"],
+    )  # fmt: skip
+    intervals = []
+    for wall_s, monotonic_s in ((0, 0), (1, 1), (1 - 3600, 1), (1 + 7200, 1), (600, 600), (1, 1)):
+        now["wall"] += wall_s * 10**9
+        now["monotonic"] += monotonic_s * 10**9
+        sampler.sample()
+        assert {point.at_ns for point in sink.points} == {now["wall"]}
+        gpus, host = taken(sink)
+        intervals.append(gpus["gpu-0"]["interval"])
+        assert host["sample_duration"] == 0.0
+    assert intervals == [None, 1.0, 1.0, 1.0, None, 1.0], "what was going on in ten minutes, nobody knows"
+
+
+REFUSING = scripted_server.answering(scripted_server.whole(b'{"message": "unable to parse"}', "400 Bad Request"))
+
+
+def test_points_that_the_database_refuses_are_exit_code_4(tmp_path: Path) -> None:
+    (tmp_path / "rocm").write_text(ROCM)
+    with scripted_server.Server(REFUSING) as server:
+        ended = agent(
+            "csv", "--command", "cat rocm", "--interval", "0.2", "--seconds", "0.3", "--influx-url", server.url,
+            "--spool", "spool", cwd=tmp_path,
+        )  # fmt: skip
+    assert ended.returncode == 4, ended.stderr
+    assert "rejected" in ended.stderr and "unable to parse" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_import_that_is_interrupted_does_not_wait_for_the_database(tmp_path: Path, number: signal.Signals) -> None:
+    """The database takes connections and says nothing; more points than may be on their way at a time."""
+    rows = (FIRST.replace("14:00:00", f"{n // 3600:02}:{n // 60 % 60:02}:{n % 60:02}") for n in range(60_000))
+    (tmp_path / "smi.csv").write_text(HEADER + "".join(rows))
+    with scripted_server.Server(lambda peer: peer.wait_for_end()) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "infersiege_agents.cli", "csv", "smi.csv", "--influx-url", server.url, "--spool",
+             "spool", "--close-within", "0.5", "--tz", "UTC"],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 60
+            while server.connections == 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            time.sleep(0.3)  # it waits for room by then, or still reads
+            began = time.monotonic()
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+            took_s = time.monotonic() - began
+        finally:
+            process.kill()
+    assert process.returncode == 130, err
+    assert took_s < 10
+    assert "still spooled" in err and err.endswith("interrupted\n")
 
 
 def test_the_command_watches_tools_until_its_time_is_over(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import fake_nvml
 import pytest
+import scripted_server
 from fake_nvml import Rig, cards, hosts, number, slices, uuid
 from hypothesis import given
 from hypothesis import strategies as st
@@ -889,6 +890,27 @@ def test_seconds_ends_it_with_all_its_points_and_says_so(
     assert f"{len(rows_of(file))} points written" in err
 
 
+def test_points_that_the_database_refuses_are_exit_code_4(
+    library: Path, control: fake_nvml.Control, tmp_path: Path
+) -> None:
+    refusal = scripted_server.answering(scripted_server.whole(b'{"message": "unable to parse"}', "400 Bad Request"))
+    with scripted_server.Server(refusal) as database:
+        more = (
+            "--seconds",
+            "0.5",
+            "--interval",
+            "0.5",
+            "--influx-url",
+            database.url,
+            "--spool",
+            str(tmp_path / "spool"),
+        )
+        process = agent(*more, environ=control.environ(library))
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 4, err
+    assert "rejected" in err and "unable to parse" in err
+
+
 USAGES = [
     (["--interval", "0"], "--interval"),
     (["--interval", "1m"], "1m"),
@@ -911,6 +933,33 @@ def until(true: Callable[[], bool], within_s: float = 30.0) -> None:
     while not true():
         assert time.monotonic() < ends, "did not happen in time"
         time.sleep(0.05)
+
+
+def test_a_second_agent_on_the_host_is_noticed_once_and_both_go_on(
+    library: Path, control: fake_nvml.Control, tmp_path: Path
+) -> None:
+    """Their points have the same tags: whoever adds them up must know that there are two."""
+    host = f"twin-{os.getpid()}"
+    files = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    processes = []
+    try:
+        for file in files:
+            more = ("--interval", "0.5", "--host", host, "--out", str(file))
+            processes.append(agent(*more, environ=control.environ(library)))
+            until(lambda file=file: file.is_file() and file.stat().st_size > 0)  # type: ignore[misc]
+        until(lambda: all(len(hosts(rows_of(file))) >= 2 for file in files))
+        other = agent(
+            *("--seconds", "0.5", "--interval", "0.5", "--host", f"{host}-b", "--out", str(tmp_path / "other.jsonl")),
+            environ=control.environ(library),
+        )
+        assert "another" not in other.communicate(timeout=30)[1], "another host: other series"
+    finally:
+        for process in processes:
+            process.terminate()
+        said = [process.communicate(timeout=30)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [text.count("note: another infersiege-agent on this host") for text in said] == [0, 1]
+    assert f"gpu of {host}" in said[1]
 
 
 def test_every_command_of_the_readme_is_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import IO
 from infersiege_agents import loop, options, outlet
 from infersiege_agents.columns import Meaning, mapping_of
 from infersiege_agents.console import say
-from infersiege_agents.csvlog import Fault, Log, zone_of
+from infersiege_agents.csvlog import LONGEST_INTERVAL_S, Fault, Log, zone_of
 from infersiege_agents.errors import TARGET, USAGE, AgentError
 from infersiege_agents.tool import NOT_THERE, Command, ToolSampler, command_of
 
@@ -60,6 +61,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tool.add_argument(
         "--command", action="append", default=[], metavar="TEXT", help="a tool; may be repeated", dest="tools"
     )
+    tool.add_argument(
+        "--env", action="append", default=[], metavar="VARIABLE",
+        help="a variable of the environment that the tools need; they get no tokens and keys; may be repeated",
+    )  # fmt: skip
     tool.add_argument("--shell", action="store_true", help="run the commands by the shell")
     tool.add_argument("--interval", type=_TIME, default=1.0, metavar="S", help="from sample to sample  [default: 1]")
     tool.add_argument("--timeout", type=_TIME, default=5.0, metavar="S", help="of one command  [default: 5]")
@@ -79,10 +84,13 @@ def run(args: argparse.Namespace) -> int:
     host = (args.host or socket.gethostname()).strip() or "unknown"
     mapping = mapping_of(args.map)
     if args.tools:
-        commands = [command_of(text, shell=args.shell, timeout_s=args.timeout) for text in args.tools]
+        commands = [
+            command_of(text, shell=args.shell, timeout_s=args.timeout, environ=os.environ, keep=args.env)
+            for text in args.tools
+        ]
         return _watch(args, commands, host, mapping)
     columns = None if args.columns is None else [name.strip() for name in args.columns.split(",")]
-    with _opened(args.file) as lines:
+    with _opened(args.file) as lines, loop.sigterm_interrupts():
         log = Log(lines, host=host, mapping=mapping, zone=zone_of(args.tz), columns=columns, device=args.gpu)
         return _import(args, log)
 
@@ -106,12 +114,12 @@ def _import(args: argparse.Namespace, log: Log) -> int:
             if points % _ROOM_EVERY == 0 or args.file == "-":
                 out.tick()
                 out.wait_for_room()
+        out.wait_for_room(points=_LAST_POINTS)
     except AgentError as error:
         raise AgentError(f"{name}: {error}", hint=error.hint, exit_code=error.exit_code) from None
     except OSError as error:
         raise AgentError(f"{name}: can't be read: {error.strerror or error}") from None
     finally:
-        out.wait_for_room(points=_LAST_POINTS)
         say(out.close())
     if torn + faults > _SHOWN_FAULTS:
         say(f"warning: {name}: {torn + faults - _SHOWN_FAULTS:,} more such lines")
@@ -150,7 +158,10 @@ def _opened(name: str) -> Iterator[IO[str]]:
 
 def _watch(args: argparse.Namespace, commands: Sequence[Command], host: str, mapping: Mapping[str, Meaning]) -> int:
     out = outlet.open_outlet(args, source="gpu")
-    sampler = ToolSampler(commands, out, host=host, mapping=mapping, expect=args.expect, tell=say)
+    sampler = ToolSampler(
+        commands, out, host=host, mapping=mapping, expect=args.expect, tell=say,
+        longest_interval_s=max(LONGEST_INTERVAL_S, 3 * args.interval),
+    )  # fmt: skip
     tried = False
 
     def sample() -> None:

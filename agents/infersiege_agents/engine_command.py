@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import threading
@@ -18,6 +19,7 @@ from infersiege_agents.engine_scrape import Address, NotMetricsError, Page, Scra
 from infersiege_agents.engine_series import UNKNOWN, EngineSeries
 from infersiege_agents.errors import TARGET, AgentError
 from infersiege_agents.points import Point, Sink
+from infersiege_agents.twin import noticed
 
 AUTO = "auto"
 DEADLINE_S = 2.0
@@ -115,7 +117,10 @@ def run(args: argparse.Namespace) -> int:
     out = outlet.open_outlet(args, source="engine", environ=os.environ)
     watch = Watch(engines, out, deadline_s=min(DEADLINE_S, 0.9 * args.interval), tell=say)
     try:
-        loop.run_every(args.interval, watch.step, seconds=args.seconds, with_parent=args.with_parent)
+        with contextlib.ExitStack() as claims:
+            for engine in engines:
+                claims.enter_context(noticed(engine.series_name, say))
+            loop.run_every(args.interval, watch.step, seconds=args.seconds, with_parent=args.with_parent)
     finally:
         told = out.close()
     print(f"{watch.summary()}; {told}")
@@ -187,6 +192,11 @@ class Engine:
     @property
     def name(self) -> str:
         return f"{self._series.engine} at {self.instance}"
+
+    @property
+    def series_name(self) -> str:
+        """What its points are told apart by."""
+        return f"engine {self.instance} of {self._series.host}"
 
     @property
     def alternating(self) -> bool:

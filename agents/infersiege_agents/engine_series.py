@@ -226,7 +226,7 @@ class EngineSeries:
 
     def __init__(self, *, host: str, instance: str, engine: str | None) -> None:
         """`engine` is a key of ENGINES; None: told by each page."""
-        self._host = host
+        self.host = host
         self._instance = instance
         self._asked = engine
         self.engine = engine or UNKNOWN
@@ -290,7 +290,7 @@ class EngineSeries:
         return {f"{name}_{stat}_ms": None if value is None else value * 1000 for stat, value in values_s.items()}
 
     def _point(self, fields: Mapping[str, float | str | None], at_ns: int) -> Point:
-        tags = {"host": self._host, "engine": self.engine, "instance": self._instance}
+        tags = {"host": self.host, "engine": self.engine, "instance": self._instance}
         return Point("engine", tags, fields, at_ns)
 
 

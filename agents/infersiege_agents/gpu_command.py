@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from infersiege_agents import loop, options, outlet
 from infersiege_agents.console import say
 from infersiege_agents.errors import NO_GPU, TARGET, AgentError
+from infersiege_agents.twin import noticed
 
 if TYPE_CHECKING:
     from infersiege_agents.gpu_sampler import GpuSampler
@@ -80,12 +81,12 @@ def run(args: argparse.Namespace) -> int:
         fault = sampler.start()
         if fault is not None and not args.wait:
             raise _no_gpu(fault)
-        return _sample(sampler, fast_s, args)
+        return _sample(sampler, fast_s, settings.host, args)
     finally:
         sampler.close()
 
 
-def _sample(sampler: GpuSampler, fast_s: float, args: argparse.Namespace) -> int:
+def _sample(sampler: GpuSampler, fast_s: float, host: str, args: argparse.Namespace) -> int:
     sink = outlet.open_outlet(args, source="gpu", environ=os.environ)
     since_tick = 0.0
 
@@ -100,7 +101,8 @@ def _sample(sampler: GpuSampler, fast_s: float, args: argparse.Namespace) -> int
             sink.tick()
 
     try:
-        loop.run_every(fast_s, step, seconds=args.seconds, with_parent=args.with_parent)
+        with noticed(f"gpu of {host}", say):
+            loop.run_every(fast_s, step, seconds=args.seconds, with_parent=args.with_parent)
         step()  # the interval that ends now
     finally:
         say(sink.close())

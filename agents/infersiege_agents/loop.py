@@ -73,6 +73,16 @@ def run_every(
             tick = _next_tick(tick, (clock() - started) / interval_s)
 
 
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Inside, SIGTERM is what Ctrl-C is: KeyboardInterrupt. For work that has no steps. Needs the main thread."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _next_tick(tick: int, now: float) -> int:
     """The first tick after `tick` that has not passed yet. `now` is in ticks since the start."""
     return max(tick + 1, math.ceil(now))

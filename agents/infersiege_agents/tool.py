@@ -13,13 +13,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from infersiege_agents.columns import UNKNOWN, Header, Meaning, Reading, header_of, reading_of
+from infersiege_agents import environment
+from infersiege_agents.columns import Header, Meaning, Reading, header_of, reading_of
 from infersiege_agents.errors import AgentError
+from infersiege_agents.gpu_codes import UNKNOWN
 from infersiege_agents.points import Point, Sink
 
 LARGEST_OUTPUT = 4 << 20
 """A tool that prints more is none that prints a table and ends."""
 
+VENDOR_VARIABLES = (
+    "ROCM_PATH", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HSA_OVERRIDE_GFX_VERSION", "ASCEND_HOME_PATH",
+    "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+"""Passed on to tools beside environment.NAMES: where a vendor's libraries are, and which devices are meant."""
 
 NOT_THERE = (126, 127)
 """A shell's codes for a command that can't be run."""
@@ -32,6 +39,7 @@ class Command(NamedTuple):
     words: tuple[str, ...]
     """Empty: by the shell."""
     timeout_s: float
+    environ: Mapping[str, str]
 
 
 class ToolFault(Exception):  # noqa: N818 - what became of a tool, not an error of this program
@@ -42,17 +50,26 @@ class ToolFault(Exception):  # noqa: N818 - what became of a tool, not an error 
         self.code = code
 
 
-def command_of(text: str, *, shell: bool, timeout_s: float) -> Command:
-    """Raises AgentError for an empty command, or for quotes that don't close."""
+def command_of(
+    text: str, *, shell: bool, timeout_s: float, environ: Mapping[str, str], keep: Sequence[str] = ()
+) -> Command:
+    """The command gets what any program needs of `environ`, and the variables in `keep`; no tokens and keys of ours.
+
+    Raises AgentError for an empty command, for quotes that don't close, and for a variable that is not set.
+    """
+    missing = next((name for name in keep if name not in environ), None)
+    if missing is not None:
+        raise AgentError(f"--env {missing}: the variable is not set", hint="name a variable, not its value")
+    environ = environment.bare(environ, (*VENDOR_VARIABLES, *keep))
     if shell:
-        return Command(text, (), timeout_s)
+        return Command(text, (), timeout_s, environ)
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
         raise AgentError(f"--command {text!r}: {error}", hint="check its quotes") from None
     if not words:
         raise AgentError("--command: is empty", hint="such as --command 'rocm-smi --showuse --csv'")
-    return Command(text, words, timeout_s)
+    return Command(text, words, timeout_s, environ)
 
 
 def output_of(command: Command) -> str:
@@ -64,6 +81,7 @@ def output_of(command: Command) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=command.environ,
             start_new_session=True,
         )
     except FileNotFoundError:
@@ -181,15 +199,20 @@ class ToolSampler:
         mapping: Mapping[str, Meaning],
         expect: int | None,
         tell: Callable[[str], None],
-        clock_ns: Callable[[], int] = time.time_ns,
+        longest_interval_s: float = 60.0,
+        wall_ns: Callable[[], int] = time.time_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        """A point after a pause longer than `longest_interval_s` stands for no time that is known."""
         self._commands = commands
         self._sink = sink
         self._host = host
         self._mapping = mapping
         self._expect = expect
         self._tell = tell
-        self._clock_ns = clock_ns
+        self._longest_interval_s = longest_interval_s
+        self._wall_ns = wall_ns
+        self._monotonic_ns = monotonic_ns
         self._known: dict[str, tuple[int, dict[str, str], float | str | None]] = {}
         """uuid -> (its command, tags, index)."""
         self._before_ns: int | None = None
@@ -202,9 +225,8 @@ class ToolSampler:
 
     def sample(self) -> list[ToolFault]:
         """Run all commands; what failed."""
-        started_ns = self._clock_ns()
-        interval_s = (started_ns - self._before_ns) / 1e9 if self._before_ns is not None else None
-        self._before_ns = started_ns
+        started_ns = self._monotonic_ns()
+        interval_s = self._interval_s(started_ns)
         faults: dict[int, ToolFault] = {}
         seen: set[str] = set()
         for place, command in enumerate(self._commands):
@@ -216,7 +238,6 @@ class ToolSampler:
                 seen |= self._put(place, readings, interval_s)
             self._tell_of(place, faults.get(place))
         self._put_missing(seen, faults, interval_s)
-        ended_ns = self._clock_ns()
         first = next(iter(faults.values()), None)
         expected = self._expect if self._expect is not None else len(self._known)
         host = {
@@ -225,25 +246,31 @@ class ToolSampler:
             "error_text": str(first)[:300] if first else None,
             "gpus": float(len(seen)),
             "gpus_expected": float(expected),
-            "sample_duration": (ended_ns - started_ns) / 1e9,
+            "sample_duration": (self._monotonic_ns() - started_ns) / 1e9,
         }
-        self._sink.put(Point("gpu_host", {"host": self._host}, host, ended_ns))
+        self._sink.put(Point("gpu_host", {"host": self._host}, host, self._wall_ns()))
         self._sink.tick()
         return list(faults.values())
 
+    def _interval_s(self, started_ns: int) -> float | None:
+        """Since the sample before; by the monotonic clock, so that a step of the wall clock changes no figure."""
+        before_ns, self._before_ns = self._before_ns, started_ns
+        passed_s = (started_ns - before_ns) / 1e9 if before_ns is not None else 0.0
+        return passed_s if 0 < passed_s <= self._longest_interval_s else None
+
     def _readings(self, command: Command) -> list[Reading]:
-        started = time.monotonic()
+        started_ns = self._monotonic_ns()
         readings = [
             reading_of(cells, self._mapping, device=None) for cells in devices_in(output_of(command), self._mapping)
         ]
         for reading in readings:
-            reading.fields["sample_duration"] = (time.monotonic() - started) / len(readings)
+            reading.fields["sample_duration"] = (self._monotonic_ns() - started_ns) / 1e9 / len(readings)
         if not any(reading.tags["uuid"] for reading in readings):
             raise ToolFault("its output tells no device apart: map a column to uuid, pci or index")
         return [reading for reading in readings if reading.tags["uuid"]]
 
     def _put(self, place: int, readings: list[Reading], interval_s: float | None) -> set[str]:
-        at_ns = self._clock_ns()
+        at_ns = self._wall_ns()
         seen = set()
         for tags, fields, faults in readings:
             if faults and fields["error"] == 0.0:
@@ -255,7 +282,7 @@ class ToolSampler:
 
     def _put_missing(self, seen: set[str], faults: Mapping[int, ToolFault], interval_s: float | None) -> None:
         """ok = 0 for devices that were there before: never the last value again."""
-        at_ns = self._clock_ns()
+        at_ns = self._wall_ns()
         for uuid, (place, tags, index) in self._known.items():
             if uuid in seen:
                 continue
