@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from infersiege_agents.errors import AgentError
-from infersiege_agents.influx import DurableWriter, spool, spool_directory, target_of
+from infersiege_agents.influx import DurableWriter, set_aside, spool, spool_directory, target_of
 from infersiege_agents.points import Point
 
 TARGET = target_of("http://127.0.0.1:8086", bucket="perf", org="acme", token="secret")
@@ -133,10 +133,12 @@ def test_a_full_disk_takes_all_of_an_append_or_nothing(small_disk: Path) -> None
 def test_lines_that_were_set_aside_twice_are_counted_once(tmp_path: Path) -> None:
     segment = spool.Segment(tmp_path, 3, 9)
     segment.path.write_bytes(b"")
-    spool.set_aside(segment, [b"bad 1", b"bad 2", b"bad 3"], "first words")
-    spool.set_aside(segment, [b"bad 1"], "field type conflict")
+    set_aside.set_aside(segment, [b"bad 1", b"bad 2", b"bad 3"], "first words")
+    set_aside.set_aside(segment, [b"bad 1"], "field type conflict")
     segment.path.unlink()
-    assert spool.listing(tmp_path) == ([], 1)
+    found = spool.listing(tmp_path)
+    assert (found.waiting, found.rejected, found.set_aside_bytes) == ([], 1, 2 * spool.BLOCK_BYTES)
+    assert len(list(tmp_path.iterdir())) == 2
     assert (tmp_path / "000000000003-1.bad").read_bytes() == b"bad 1\n"
     assert (tmp_path / "000000000003-1.why").read_text() == "field type conflict\n"
 
@@ -185,7 +187,7 @@ def test_what_others_keep_in_the_spool_is_left_alone(name: str, file: str, why: 
     writer = DurableWriter(target, tmp_path, source="test")
     writer.start()
     writer.put(Point("m", {}, {"value": 1.0}, 1))
-    writer.close(2)
+    writer.close(0.2)
     spool.remove_abandoned(tmp_path)
     for directory in spool.writers(tmp_path):
         spool.remove_finished(directory)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +14,7 @@ class Counters:
     acknowledged: int
     """Taken by the database."""
     rejected: int
-    """Refused by the database for good; set aside in the spool as `.bad` files."""
+    """Refused by the database for good; set aside in the spool as `.bad` files, within bounds."""
     spooled: int
     """On disk, waiting; the next writer to the same database sends them."""
     dropped: int
@@ -31,7 +30,3 @@ class Counters:
     def in_memory(self) -> int:
         """Not on disk yet; 0 once the writer is closed."""
         return self.written - self.acknowledged - self.rejected - self.spooled - self.dropped
-
-    def fields(self) -> Mapping[str, int]:
-        """Name -> count, as the measurement `infersiege_writer` has them and more."""
-        return asdict(self)

@@ -9,17 +9,15 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from infersiege_agents.errors import TARGET, AgentError
 from infersiege_agents.influx.target import Target
+from infersiege_agents.timed_http import Origin, TooLargeError, ask
 
 LARGEST_BODY = 256 << 20
-_QUOTED = 200
 
 
 class Reply(NamedTuple):
@@ -55,55 +53,26 @@ def request(
     Raises UnreachableError (exit code 4) when there is no whole answer within `timeout_s`, or when TLS fails.
     """
     parts = urlsplit(target.url)
-    host = parts.hostname or ""
     secure = parts.scheme == "https"
-    connection: http.client.HTTPConnection
-    if secure:
-        connection = http.client.HTTPSConnection(host, parts.port, timeout=timeout_s)
-    else:
-        connection = http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
     headers = {"User-Agent": "infersiege-agent", "Accept": "application/json"}
     if target.token:
         headers["Authorization"] = f"Token {target.token}"
     if body is not None:
         headers["Content-Type"] = "text/plain; charset=utf-8"
-    where = f"{parts.path}{path}" + (f"?{urlencode(query)}" if query else "")
-    late = threading.Event()
-    alarm: threading.Timer | None = None
-    ends_s = time.monotonic() + timeout_s
     try:
-        connection.connect()
-        # A socket's timeout is per read: a server that drips would hold us for ever.
-        alarm = threading.Timer(max(0.01, ends_s - time.monotonic()), _cut, (connection.sock, late))
-        alarm.daemon = True
-        alarm.start()
-        sent_s = time.time()
-        connection.request("GET" if body is None else "POST", where, body, headers)
-        answer = connection.getresponse()
-        read_s = time.time()
-        data = answer.read(LARGEST_BODY + 1)
-        if late.is_set():
-            raise TimeoutError
-        if len(data) > LARGEST_BODY:
-            raise UnreachableError(
-                f"{target.url}{path}: answers with more than {LARGEST_BODY >> 20} MiB", hint="ask for a shorter time"
-            )
-        return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, data, sent_s, read_s)
+        answer = ask(
+            Origin(parts.scheme, parts.hostname or "", parts.port or (443 if secure else 80)),
+            "GET" if body is None else "POST",
+            f"{parts.path}{path}" + (f"?{urlencode(query)}" if query else ""),
+            headers=headers, body=body, deadline_s=timeout_s, most_bytes=LARGEST_BODY,
+        )  # fmt: skip
+    except TooLargeError:
+        raise UnreachableError(
+            f"{target.url}{path}: answers with more than {LARGEST_BODY >> 20} MiB", hint="ask for a shorter time"
+        ) from None
     except (OSError, http.client.HTTPException) as error:
-        reason = TimeoutError() if late.is_set() else error
-        raise _explained(target, reason, timeout_s, secure) from None
-    finally:
-        if alarm is not None:
-            alarm.cancel()
-        connection.close()
-
-
-def _cut(sock: socket.socket, late: threading.Event) -> None:
-    late.set()
-    try:
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
-    except OSError:
-        return  # it was closed meanwhile
+        raise _explained(target, error, timeout_s, secure) from None
+    return Reply(answer.status, answer.headers, answer.body, answer.sent_s, answer.read_s)
 
 
 def _explained(target: Target, error: Exception, timeout_s: float, secure: bool) -> UnreachableError:
@@ -129,6 +98,8 @@ def _explained(target: Target, error: Exception, timeout_s: float, secure: bool)
         return UnreachableError(
             f"{url}: no answer within {timeout_s:g} s", hint="is it overloaded, or behind a firewall?"
         )
+    if isinstance(error, http.client.IncompleteRead):
+        return UnreachableError(f"{url}: closes the connection in the middle of its answer", hint="its log tells more")
     if isinstance(error, http.client.HTTPException | ConnectionResetError):
         other = "http" if secure else "https"
         return UnreachableError(
@@ -136,11 +107,3 @@ def _explained(target: Target, error: Exception, timeout_s: float, secure: bool)
             hint=f"is it a database? with TLS write {other}://",
         )
     return UnreachableError(f"{url}: can't be reached: {getattr(error, 'strerror', None) or error}")
-
-
-def quote(target: Target, reply: Reply) -> str:
-    """The start of a body on one line, without the token, for an error message."""
-    text = " ".join(reply.body[: 4 * _QUOTED].decode("utf-8", "replace").split())
-    if target.token:
-        text = text.replace(target.token, "[redacted]")
-    return text if len(text) <= _QUOTED else text[:_QUOTED] + "…"

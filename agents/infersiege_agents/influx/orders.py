@@ -26,6 +26,8 @@ class Settings:
     request_bytes: int = 2 << 20
     fsync: Fsync = "waiting"
     """`waiting`: what was not taken at its first try goes onto the disk for good. A taken segment needs no fsync."""
+    set_aside_bytes: int = 64 << 20
+    """Disk for lines that the database refused for good."""
     orphan_s: float = 10.0
     """How long a sender goes on after its writer died."""
 

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import random
-import re
 import signal
 import sys
 import time
@@ -24,21 +23,24 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import cast
 
-from infersiege_agents.influx import spool
+from infersiege_agents.influx import set_aside, spool
+from infersiege_agents.influx.answers import Verdict
 from infersiege_agents.influx.orders import Orders, Settings, Status
+from infersiege_agents.influx.pieces import Piece, Progress, read_piece
+from infersiege_agents.influx.search import Refused, search
 from infersiege_agents.influx.spool import Segment
 from infersiege_agents.influx.target import Target
-from infersiege_agents.influx.transport import Answer, Transport, Verdict
+from infersiege_agents.influx.transport import Answer, Transport
 
 RESCAN_S = 5.0
 """Directories of dead writers are looked for this often."""
 HEARTBEAT_S = 5.0
 NICENESS = 5
 """Below the load generator's own processes: telemetry must not disturb what it measures."""
-SPLIT_REQUESTS = 300
-SPLIT_S = 10.0
-"""Bounds on the search for bad lines of one request: about 15 of 10,000 lines are found one by one."""
-_DROPPED = re.compile(r"partial write: .*\bdropped=(\d+)")
+MOST_TAKEN_UP = 32
+"""Directories of dead writers at a time: each is a descriptor, of which a process has some hundred."""
+LEAST_REQUEST_BYTES = 8192
+"""Before compression. What a line can't carry in a deadline's time is no line for points."""
 
 
 class Sender:
@@ -61,10 +63,15 @@ class Sender:
         self._next_try = 0.0
         self._next_scan = 0.0
         self._next_beat = 0.0
+        self._told_to_wait = False
+        """`_next_try` is what the server asked for."""
+        self._more_to_take_up = False
         self._finish_at: float | None = None
         self._hopeless = False
         self._newest_next = False
-        self._request_bytes = settings.request_bytes
+        self._most_bytes = self._request_bytes = settings.request_bytes
+        """What the server takes at all, and what goes through in time."""
+        self._progress: dict[Path, Progress] = {}
         self._synced: set[Path] = set()
         self._unreadable: set[Path] = set()
 
@@ -76,7 +83,7 @@ class Sender:
             self._heed_the_end(now)
             if now >= self._next_scan:
                 self._next_scan = now + RESCAN_S
-                self._take_up()
+                self._look_around()
             queue = self._queue()
             self._sync(queue)
             if queue and now >= self._next_try and not (self._finish_at and now >= self._finish_at):
@@ -104,33 +111,49 @@ class Sender:
         self._hopeless = False
         if self._failures:
             self._failures = 1
-            self._next_try = now
+            if not self._told_to_wait:
+                self._next_try = now
+
+    def _look_around(self) -> None:
+        """What dead writers left. Not a reason to stop: whatever fails is tried again at the next look."""
+        place = self._own.parent
+        with contextlib.suppress(OSError):
+            self._take_up()
+        with contextlib.suppress(OSError):
+            set_aside.forget_of_dead_writers(place, self._own, self._settings.set_aside_bytes)
+        with contextlib.suppress(OSError):
+            self._status = replace(self._status, elsewhere_bytes=spool.disk_use(place, self._own))
+        spool.remove_abandoned(place)
 
     def _take_up(self) -> None:
-        """Locks what dead writers to the same database left, seals it, and removes what is empty."""
+        """Locks what dead writers to the same database left, the oldest first, seals it, and removes what is empty."""
+        self._more_to_take_up = False
         for directory in spool.writers(self._own.parent):
             if directory == self._own or directory in self._locks:
                 continue
             owner = spool.owner(directory)
             if owner is None or owner.identity != self._target.identity:
                 continue
+            if len(self._locks) >= MOST_TAKEN_UP:
+                self._more_to_take_up = True
+                return
             with contextlib.suppress(OSError):
                 if (lock := spool.claim(directory)) is None:
                     continue
-                spool.recover(directory)
-                if spool.listing(directory).waiting:
-                    self._locks[directory] = lock
-                    continue
-                spool.remove_finished(directory)
-                os.close(lock)
-        spool.remove_abandoned(self._own.parent)
-        use = spool.disk_use(self._own.parent, self._own)
-        self._status = replace(self._status, elsewhere_bytes=use)
+                try:
+                    spool.recover(directory)
+                    if spool.listing(directory).waiting:
+                        self._locks[directory], lock = lock, -1
+                    else:
+                        spool.remove_finished(directory)
+                finally:
+                    if lock >= 0:
+                        os.close(lock)
 
     def _queue(self) -> list[Segment]:
         """What waits, oldest first: dead writers' segments before our own; after ours when time is short."""
         inherited: list[Segment] = []
-        for directory, lock in sorted(self._locks.items()):
+        for directory, lock in list(self._locks.items()):  # the oldest first, as they were taken up
             with contextlib.suppress(OSError):
                 waiting = spool.listing(directory).waiting
                 inherited += waiting
@@ -138,6 +161,8 @@ class Sender:
                     del self._locks[directory]
                     spool.remove_finished(directory)
                     os.close(lock)
+        if self._more_to_take_up and len(self._locks) < MOST_TAKEN_UP // 2:
+            self._next_scan = 0.0
         self._status = replace(self._status, inherited=sum(segment.points for segment in inherited))
         own: list[Segment] = []
         with contextlib.suppress(OSError):
@@ -145,99 +170,100 @@ class Sender:
         queue = own + inherited if self._finish_at is not None else inherited + own
         return [segment for segment in queue if segment.path not in self._unreadable]
 
-    def _batch(self, queue: Sequence[Segment]) -> list[tuple[Segment, bytes]]:
-        """Segments for one request, with their content.
+    def _batch(self, queue: Sequence[Segment]) -> list[Piece]:
+        """Segments for one request, or a part of one that is too large for it.
 
         While more than a request waits, every other request takes the newest: what a dashboard shows is current soon
         after an outage, and the rest is filled in behind it.
         """
-        batch: list[tuple[Segment, bytes]] = []
+        batch: list[Piece] = []
         lines = size = 0
         self._newest_next = not self._newest_next
         newest_first = not self._newest_next and self._finish_at is None
         for segment in reversed(queue) if newest_first else queue:
+            start = self._progress[segment.path].sent_bytes if segment.path in self._progress else 0
             try:
-                content = segment.path.read_bytes()
+                piece = read_piece(segment, start, self._settings.request_lines, self._request_bytes)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 self._unreadable.add(segment.path)
                 self._status = replace(self._status, refusal=f"{segment.path}: {error.strerror}: not sent")
                 continue
-            lines, size = lines + segment.points, size + len(content)
-            if batch and (lines > self._settings.request_lines or size > self._request_bytes):
+            lines, size = lines + piece.lines, size + len(piece.content)
+            full = lines > self._settings.request_lines or size > self._request_bytes or not piece.last
+            if batch and full:
                 break
-            batch.append((segment, content))
+            batch.append(piece)
+            if full:
+                break
         return batch[::-1] if newest_first else batch
 
-    def _deliver(self, batch: list[tuple[Segment, bytes]]) -> None:
+    def _deliver(self, batch: list[Piece]) -> None:
         if not batch:
             return
-        answer = self._request(b"".join(content for _, content in batch))
-        refused: list[tuple[Segment, bytes, str]] = []
-        if answer.verdict is Verdict.BAD_LINES:
-            answer, refused = self._split(batch, answer)
+        content = b"".join(piece.content for piece in batch)
+        began = time.monotonic()
+        answer = self._request(content) if content else Answer(Verdict.TAKEN)
+        if self._resized(answer, len(content), time.monotonic() - began):
+            return
+        refused: list[Refused] = []
+        lines = [(piece.segment, line) for piece in batch for line in piece.content.split(b"\n") if line]
+        if answer.verdict in (Verdict.BAD_LINES, Verdict.UNCLEAR):
+            answer, refused = search([line for _, line in lines], answer, self._request)
         if answer.verdict is not Verdict.TAKEN:
             self._failed(answer)
             return
         self._failures, self._next_try, self._hopeless = 0, 0.0, False
         self._status = replace(self._status, problem=None)
-        for segment, _ in batch:
-            self._done(segment, [(line, words) for one, line, words in refused if one == segment])
+        bad: dict[Segment, list[tuple[bytes, str]]] = {}
+        for number, words in refused:
+            bad.setdefault(lines[number][0], []).append((lines[number][1], words))
+        for piece in batch:
+            self._done(piece, bad.get(piece.segment, []))
 
-    def _done(self, segment: Segment, refused: list[tuple[bytes, str]]) -> None:
-        """The database has it, but for what it refused."""
-        try:
-            if refused:
-                words = refused[0][1]
-                spool.set_aside(segment, [line for line, _ in refused], words)
-                where = f"{len(refused)} points set aside in {segment.directory}"
-                self._status = replace(self._status, refusal=f"{words}: {where}")
-            segment.path.unlink(missing_ok=True)
-        except OSError as error:  # it stays, and is sent again
-            self._failed(Answer(Verdict.LATER, f"{segment.directory}: {error.strerror or error}"))
-            return
-        self._synced.discard(segment.path)
-        if segment.directory != self._own:
-            self._status = replace(self._status, taken_up=self._status.taken_up + segment.points - len(refused))
+    def _resized(self, answer: Answer, size: int, took_s: float) -> bool:
+        """Requests as large as the server and the way to it can take. True: to be tried again at once, smaller."""
+        smaller = max(LEAST_REQUEST_BYTES, min(size, self._request_bytes) // 2)
+        if answer.late:
+            self._request_bytes = smaller
+        elif answer.status == 413 and size > LEAST_REQUEST_BYTES:
+            self._most_bytes = self._request_bytes = smaller
+            return True
+        quick = answer.verdict is Verdict.TAKEN and took_s < self._settings.deadline_s / 4
+        if quick and size > self._request_bytes // 2:
+            self._request_bytes = min(self._most_bytes, self._request_bytes * 2)
+        return False
 
-    def _split(
-        self, batch: list[tuple[Segment, bytes]], first: Answer
-    ) -> tuple[Answer, list[tuple[Segment, bytes, str]]]:
-        """Halves a refused request, level by level, until only bad lines are refused; everything else is delivered.
+    def _done(self, piece: Piece, refused: list[tuple[bytes, str]]) -> None:
+        """The database has these lines, but for what it refused."""
+        segment = piece.segment
+        before = self._progress.get(segment.path, Progress())
+        after = Progress(piece.ends, before.refused + refused)
+        if not piece.last:
+            self._progress[segment.path] = after
+        else:
+            try:
+                if after.refused:
+                    self._set_aside(segment, after.refused)
+                segment.path.unlink(missing_ok=True)
+            except OSError as error:  # it stays, and is sent again
+                self._failed(Answer(Verdict.LATER, f"{segment.directory}: {error.strerror or error}"))
+                return
+            self._progress.pop(segment.path, None)
+            self._synced.discard(segment.path)
+        if segment.directory != self._own and piece.last:
+            taken_up = self._status.taken_up + segment.points - len(after.refused)
+            self._status = replace(self._status, taken_up=taken_up)
 
-        Returns the answer for the whole (not TAKEN: the server failed meanwhile, all is to be tried again) and the
-        lines that are refused for good. When the bounds are reached, what is still refused is refused as a whole.
-        """
-        lines = [(segment, line) for segment, content in batch for line in content.split(b"\n") if line]
-        if first.status == 413 and len(lines) > 1:
-            self._request_bytes = max(65536, self._request_bytes // 2)
-        pieces, words = [lines], {0: first.words}
-        refused: list[tuple[Segment, bytes, str]] = []
-        requests, ends = 0, time.monotonic() + SPLIT_S
-        while pieces:
-            smaller: list[list[tuple[Segment, bytes]]] = []
-            said: dict[int, str] = {}
-            for number, piece in enumerate(pieces):
-                if (
-                    len(piece) == 1
-                    or _all_dropped(piece, words[number])
-                    or requests >= SPLIT_REQUESTS
-                    or time.monotonic() >= ends
-                ):
-                    refused += [(segment, line, words[number]) for segment, line in piece]
-                    continue
-                middle = len(piece) // 2
-                for half in (piece[:middle], piece[middle:]):
-                    answer = self._request(b"".join(line + b"\n" for _, line in half))
-                    requests += 1
-                    if answer.verdict is Verdict.BAD_LINES:
-                        said[len(smaller)] = answer.words
-                        smaller.append(half)
-                    elif answer.verdict is not Verdict.TAKEN:
-                        return answer, []
-            pieces, words = smaller, said
-        return Answer(Verdict.TAKEN), refused
+    def _set_aside(self, segment: Segment, refused: list[tuple[bytes, str]]) -> None:
+        """Raises OSError."""
+        words = refused[0][1]
+        durable = self._settings.fsync != "never"
+        set_aside.set_aside(segment, [line for line, _ in refused], words, durable=durable)
+        self._status = replace(self._status, refusal=f"{words}: set aside in {segment.directory}")
+        if segment.directory == self._own:
+            set_aside.forget_oldest(self._own, self._settings.set_aside_bytes)
 
     def _request(self, lines: bytes) -> Answer:
         within = self._settings.deadline_s
@@ -255,6 +281,7 @@ class Sender:
         self._failures += 1
         wait = self._chance.uniform(0, bound) if answer.retry_after_s is None else answer.retry_after_s
         self._next_try = time.monotonic() + wait
+        self._told_to_wait = answer.retry_after_s is not None
         self._hopeless = self._finish_at is not None and answer.verdict is Verdict.REFUSED
         self._status = replace(self._status, problem=answer.words)
 
@@ -289,12 +316,6 @@ class Sender:
         self._tell()
         if self._orders.finish_within_s is None:  # the writer is dead: nobody else would
             spool.remove_finished(self._own)
-
-
-def _all_dropped(piece: Sequence[object], words: str) -> bool:
-    """InfluxDB itself says that it took no line of these: no need to look for good ones."""
-    found = _DROPPED.search(words)
-    return found is not None and int(found[1]) == len(piece)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from infersiege_agents.environment import bare
 from infersiege_agents.influx.orders import Settings, Status, read_status
 
 SILENT_SENDER_S = 90.0
@@ -33,6 +34,7 @@ class SenderProcess:
         self._start_at = -math.inf
         self._deaths = 0
         self._starting = False
+        self._hurried = False
         self._beat = -1
         self._beat_at = 0.0
         self.taken_up_before = 0
@@ -71,7 +73,7 @@ class SenderProcess:
         self._say(f"finish {max(0.0, ends - time.monotonic() - 0.2):.3f}\n".encode())
         process = self._process
         # Popen.poll and sleep, not wait: the same in a process that gevent has patched.
-        while process is not None and process.poll() is None and time.monotonic() < ends:
+        while process is not None and process.poll() is None and time.monotonic() < ends and not self._hurried:
             time.sleep(0.01)
         if process is not None and process.poll() is None:
             process.kill()  # all its state is in the spool
@@ -82,17 +84,28 @@ class SenderProcess:
         self._hang_up()
         self._process = None
 
+    def hurry(self) -> None:
+        """`finish` shall not wait any longer."""
+        self._hurried = True
+
     def _start(self, now: float) -> None:
         if self._starting:  # gevent's Popen lets other greenlets run
             return
         self._starting = True
         reader, writer = os.pipe()
-        command = [sys.executable, "-m", "infersiege_agents.influx.sender", str(self._directory)]
+        # -P: without it the current folder would come first on sys.path, and its random.py would be run.
+        command = [sys.executable, "-P", "-m", "infersiege_agents.influx.sender", str(self._directory)]
         try:
             with (self._directory / "sender.log").open("wb") as log:
                 # A session of its own: Ctrl-C is for us; the sender ends when its stdin does.
                 self._process = subprocess.Popen(
-                    command, stdin=reader, stdout=log, stderr=log, pass_fds=(self._lock,), start_new_session=True
+                    command,
+                    stdin=reader,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(self._lock,),
+                    start_new_session=True,
+                    env=bare(os.environ),
                 )
         except OSError as error:
             os.close(writer)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from infersiege_agents.errors import TARGET, AgentError
-from infersiege_agents.influx.http import Reply, UnreachableError, quote, request
+from infersiege_agents.influx.answers import (
+    Asked,
+    Kind,
+    Verdict,
+    advice,
+    parsed,
+    quoted,
+    redacted,
+    verdict_of,
+    words_of,
+)
+from infersiege_agents.influx.http import Reply, UnreachableError, request
 from infersiege_agents.influx.target import Target
 from infersiege_agents.points import Point, line_of
-
-Kind = Literal["influxdb 1", "influxdb 2", "influxdb 3", "victoriametrics", "other"]
 
 CHECK: Final = "infersiege_check"
 """Measurement of the test point: one series, one point a check."""
@@ -82,8 +90,9 @@ def identify(target: Target, *, timeout_s: float = _QUICK_S) -> Server:
     """
     reply = request(target, "/ping", {}, timeout_s=timeout_s)
     if 300 <= reply.status < 400:
+        to = redacted(reply.headers.get("location", "nowhere"), target)
         raise AgentError(
-            f"{target.url}: answers {reply.status} and points to {reply.headers.get('location', 'nowhere')}",
+            f"{target.url}: answers {reply.status} and points to {to}",
             hint="put that address into influx_url",
             exit_code=TARGET,
         )
@@ -112,7 +121,7 @@ def _kind_of(version: str, build: str) -> Kind:
 
 
 def _version_in(body: bytes) -> str:
-    found = _json(body)
+    found = parsed(body)
     version = found.get("version") if isinstance(found, dict) else None
     return version.removeprefix("v") if isinstance(version, str) else ""
 
@@ -141,12 +150,12 @@ def query(target: Target, influxql: str, *, timeout_s: float = 30.0) -> list[Ser
     if target.org:
         asked["org"] = target.org
     reply = request(target, "/query", asked, timeout_s=timeout_s)
-    found = _json(reply.body)
+    found = parsed(reply.body)
     if reply.status != 200:
         raise _refused(target, reply, "a query")
     if not isinstance(found, dict) or not isinstance(found.get("results"), list):
         raise AgentError(
-            f"{target.url}: answers a query with no result of InfluxQL: {quote(target, reply)}",
+            f"{target.url}: answers a query with no result of InfluxQL: {words_of(reply.body, target)}",
             hint="is it an InfluxDB? VictoriaMetrics has no InfluxQL",
             exit_code=TARGET,
         )
@@ -163,11 +172,6 @@ def query(target: Target, influxql: str, *, timeout_s: float = 30.0) -> list[Ser
             for one in result.get("series", [])
         ]
     return series
-
-
-def quoted(identifier: str) -> str:
-    """An identifier of InfluxQL."""
-    return '"' + identifier.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def literal(text: str) -> str:
@@ -211,9 +215,9 @@ def _write(target: Target, server: Server, point: Point, timeout_s: float) -> No
     """As influxdb-client writes: the same path, the same parameters."""
     asked = {"org": target.org, "bucket": target.bucket, "precision": "ns"}
     reply = request(target, "/api/v2/write", asked, body=line_of(point), timeout_s=timeout_s)
-    if reply.status // 100 == 2:
+    if verdict_of(reply.status, "") is Verdict.TAKEN:
         return
-    if reply.status in (404, 405) and b"not found" in reply.body[:200].lower() and _json(reply.body) is None:
+    if reply.status in (404, 405) and b"not found" in reply.body[:200].lower() and parsed(reply.body) is None:
         what = f"is {server.name}" if server.kind != "other" else "is no InfluxDB"
         raise AgentError(
             f"{target.url}: has no /api/v2/write: it {what}",
@@ -263,7 +267,7 @@ def _victoria(target: Target, at_ns: int, timeout_s: float, visible_within_s: fl
     request(target, "/internal/force_flush", {}, timeout_s=timeout_s)  # else it shows points some seconds later
     ends_s = time.monotonic() + visible_within_s
     while time.monotonic() < ends_s:
-        rows = [_json(row) for row in request(target, "/api/v1/export", asked, timeout_s=timeout_s).body.splitlines()]
+        rows = [parsed(row) for row in request(target, "/api/v1/export", asked, timeout_s=timeout_s).body.splitlines()]
         for row in rows:
             if isinstance(row, dict) and at_ns // 10**6 in row.get("timestamps", ()):
                 return Finding(None, f"VictoriaMetrics at {target.url}: a point was written and read back", note)
@@ -284,69 +288,12 @@ def _with_clock(finding: Finding, server: Server) -> Finding:
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def _refused(target: Target, reply: Reply, what: str, server: Server | None = None) -> AgentError:
+def _refused(target: Target, reply: Reply, asked: Asked, server: Server | None = None) -> AgentError:
     """What an answer other than success means."""
-    text = _message(reply.body)
-    said = text or quote(target, reply)
-    if target.token:
-        said = said.replace(target.token, "[redacted]")
-    seen = f"{target.url}: answers {reply.status} to {what}" + (f": {said}" if said else "")
-    return AgentError(seen, hint=_remedy(target, reply.status, text.lower(), what, server), exit_code=TARGET)
-
-
-def _remedy(target: Target, status: int, text: str, what: str, server: Server | None) -> str:
-    if status == 401 or "unauthorized" in text or "authorization failed" in text:
-        if not target.token:
-            return "it wants a token: export it, and name its variable in influx_token_env (--influx-token-env)"
-        return "is the token right? 2.x and 3.x take a token, 1.8 user:password"
-    if status == 403:
-        return f"the token needs read and write on {target.bucket!r}: influx auth create --read-buckets --write-buckets"
-    if "organization" in text or "org " in text:
-        return "name the organisation in influx_org (--influx-org); `influx org list` shows them"
-    if "dbrp" in text or (what == "a query" and "not found" in text and server is None and "bucket" not in text):
-        return _no_database(target)
-    if "bucket" in text and "not found" in text:
-        return f"make it: influx bucket create --name {target.bucket}" + (f" --org {target.org}" if target.org else "")
-    if "database" in text and "not found" in text:
-        return f"make it: influx -execute 'CREATE DATABASE {quoted(target.bucket)}'"
-    if "retention" in text:
-        return "its retention is shorter than the point is old: are both clocks right?"
-    if status in (429, 503):
-        return "it is overloaded or starting: try again"
-    return "its log tells more"
-
-
-def _no_database(target: Target) -> str:
-    """1.x: the database is missing. 2.x: the bucket is there, but nothing maps a database to it."""
-    bucket = target.bucket
-    org = f" --org {target.org}" if target.org else ""
-    return (
-        f"InfluxDB 2: influx v1 dbrp create --db {bucket} --rp autogen --default{org} --bucket-id "
-        f"$(influx bucket list --name {bucket}{org} --hide-headers | cut -f1); "
-        f"InfluxDB 1: influx -execute 'CREATE DATABASE {quoted(bucket)}'"
-    )
-
-
-def _message(body: bytes) -> str:
-    """The words of an error in JSON of 1.x (`error`, in a result too), 2.x (`message`) or 3.x (`error`)."""
-    found = _json(body)
-    if not isinstance(found, dict):
-        return ""
-    results = found.get("results")
-    places = [found, *(results if isinstance(results, list) else [])]
-    for place in places:
-        for key in ("message", "error"):
-            text = place.get(key) if isinstance(place, dict) else None
-            if isinstance(text, str) and text:
-                return " ".join(text.split())[:300]
-    return ""
-
-
-def _json(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
+    said = words_of(reply.body, target)
+    hint = advice(target, reply.status, said, reply.headers, asked=asked, kind=server.kind if server else None)
+    seen = f"{target.url}: answers {reply.status} to {asked}" + (f": {said}" if said else "")
+    return AgentError(seen, hint=hint, exit_code=TARGET)
 
 
 def _utc(at_ns: int) -> str:

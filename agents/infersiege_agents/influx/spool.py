@@ -6,6 +6,7 @@
         000000000007.open                 being written; a dead writer's may end in half a line
         000000000007-998.lp               sealed by rename: segment 7 with 998 lines; deleted when the database has it
         000000000007-2.bad, ….why         2 lines of segment 7 that the database refused for good, and its words
+        forgotten.json                    how many such lines were removed, because they took too much room
         status.json, sender.log           what the sender has to tell
 
 So acknowledged = sealed - what is left, and a kill -9 at any moment leaves nothing that can't be read.
@@ -28,10 +29,12 @@ from infersiege_agents.influx.target import Target
 
 BLOCK_BYTES = 4096
 """What a small file takes on disk."""
-_SEGMENT = re.compile(r"(\d{12})-(\d+)\.(lp|bad)")
+_SEGMENT = re.compile(r"(\d{12})-(\d+)\.(lp|bad|why)")
 _OPEN = re.compile(r"(\d{12})\.open")
 _WRITER = re.compile(r"[A-Za-z0-9_.]+-\d+-\d+")
-_OURS = re.compile(r"lock|(meta|status)\.json(\.tmp)?|sender\.log|\d{12}-\d+\.(lp|bad|why)(\.tmp)?|\d{12}\.open")
+_OURS = re.compile(
+    r"lock|(meta|status|forgotten)\.json(\.tmp)?|sender\.log|\d{12}-\d+\.(lp|bad|why)(\.tmp)?|\d{12}\.open"
+)
 """Files that a writer or its sender makes. A directory that holds anything else is never removed."""
 _ABANDONED_S = 60.0
 """A directory that nobody finished to set up is removed when it is older than this."""
@@ -49,13 +52,25 @@ class Segment(NamedTuple):
         return self.directory / f"{self.sequence:012d}-{self.points}.lp"
 
 
+class Forgotten(NamedTuple):
+    """Refused lines that were removed: how many in all, and the segments of the last removal.
+
+    A `.bad` file of those segments is about to be deleted and is counted here.
+    """
+
+    lines: int = 0
+    sequences: frozenset[int] = frozenset()
+
+
 class Listing(NamedTuple):
     """What one writer's directory holds."""
 
     waiting: list[Segment]
     """Oldest first."""
     rejected: int
-    """Lines in `.bad` files whose segment is done with."""
+    """Lines that were refused for good, of segments that are done with."""
+    set_aside_bytes: int = 0
+    """Disk that refused lines take."""
 
     @property
     def spooled(self) -> int:
@@ -75,7 +90,8 @@ def spool_directory(environ: Mapping[str, str]) -> Path:
 def create(spool: Path, source: str, target: Target, started_ns: int) -> tuple[Path, int]:
     """A writer's own directory, locked: (path, lock). Raises AgentError when the spool can't be used.
 
-    It gets its name when it is complete, so that nobody takes it for one that a dead writer left.
+    It gets its name when it is complete, so that nobody takes it for one that a dead writer left; and it is on the disk
+    for good: points that survive a power cut are of no use without their database.
     """
     name = f"{re.sub(r'[^A-Za-z0-9_.]+', '_', source) or 'writer'}-{os.getpid()}-{started_ns}"
     try:
@@ -86,8 +102,9 @@ def create(spool: Path, source: str, target: Target, started_ns: int) -> tuple[P
         if lock is None:
             raise OSError("its lock is held by another process")
         meta = {"version": 1, "url": target.url, "org": target.org, "bucket": target.bucket, "source": source}
-        write_atomically(draft / "meta.json", json.dumps(meta).encode())
+        write_atomically(draft / "meta.json", json.dumps(meta).encode(), durable=True)
         draft.rename(spool / name)
+        sync(spool)
     except OSError as error:
         raise AgentError(
             f"telemetry spool {spool}: {error.strerror or error}",
@@ -128,15 +145,34 @@ def owner(directory: Path) -> Target | None:
         return None
 
 
+def living(directory: Path) -> bool:
+    """Whether its writer or its sender has the lock. Raises OSError when that can't be told."""
+    try:
+        lock = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 def writers(spool: Path) -> Iterator[Path]:
-    """Directories of writers below the spool, oldest name first. What others keep there is left alone."""
+    """Directories of writers below the spool, the one that was started first at first.
+
+    What others keep there is left alone. Raises OSError when the spool can't be read.
+    """
     try:
         with os.scandir(spool) as entries:
-            names = sorted(
+            names = [
                 entry.name for entry in entries if _WRITER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-            )
+            ]
     except FileNotFoundError:
         return
+    names.sort(key=lambda name: (int(name.rpartition("-")[2]), name))
     yield from (spool / name for name in names if (spool / name / "meta.json").is_file())
 
 
@@ -144,17 +180,34 @@ def listing(directory: Path) -> Listing:
     """What waits in a writer's directory. Raises OSError when it can't be read."""
     waiting: list[Segment] = []
     rejected: dict[int, int] = {}
+    set_aside_bytes = 0
+    forgotten = Forgotten()
     with os.scandir(directory) as entries:
         for entry in entries:
             if found := _SEGMENT.fullmatch(entry.name):
                 if found[3] == "lp":
                     waiting.append(Segment(directory, int(found[1]), int(found[2])))
-                else:
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # removed at this moment
+                    set_aside_bytes += blocks(entry.stat(follow_symlinks=False).st_size)
+                if found[3] == "bad":
                     rejected[int(found[1])] = int(found[2])
+            elif entry.name == "forgotten.json":
+                forgotten = read_forgotten(directory)
     waiting.sort(key=lambda segment: segment.sequence)
     for segment in waiting:  # killed between setting lines aside and deleting the segment: it counts as waiting
         rejected.pop(segment.sequence, None)
-    return Listing(waiting, sum(rejected.values()))
+    kept = sum(lines for sequence, lines in rejected.items() if sequence not in forgotten.sequences)
+    return Listing(waiting, kept + forgotten.lines, set_aside_bytes)
+
+
+def read_forgotten(directory: Path) -> Forgotten:
+    """An empty one when nothing was removed yet."""
+    try:
+        found = json.loads((directory / "forgotten.json").read_bytes())
+        return Forgotten(int(found["lines"]), frozenset(map(int, found["sequences"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Forgotten()
 
 
 def disk_use(spool: Path, besides: Path) -> int:
@@ -183,15 +236,6 @@ def recover(directory: Path) -> None:
             continue
         os.truncate(path, len(whole))
         path.rename(Segment(directory, int(found[1]), whole.count(b"\n")).path)
-
-
-def set_aside(segment: Segment, lines: list[bytes], words: str) -> None:
-    """Keeps lines that the database refused for good, with its words. The segment itself is the caller's to delete."""
-    for old in segment.directory.glob(f"{segment.sequence:012d}-*.bad"):  # a sender that was killed in between
-        old.unlink()
-    stem = segment.directory / f"{segment.sequence:012d}-{len(lines)}"
-    write_atomically(stem.with_suffix(".why"), words.encode("utf-8", "replace") + b"\n")
-    write_atomically(stem.with_suffix(".bad"), b"".join(line + b"\n" for line in lines))
 
 
 def remove_finished(directory: Path) -> bool:
@@ -223,11 +267,15 @@ def remove_abandoned(spool: Path) -> None:
                 os.close(lock)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old content or the new one. Raises OSError."""
+def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Readers see the old content or the new one; `durable`: also after a power cut. Raises OSError."""
     draft = path.with_name(f"{path.name}.tmp")
     draft.write_bytes(content)
+    if durable:
+        sync(draft)
     draft.replace(path)
+    if durable:
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

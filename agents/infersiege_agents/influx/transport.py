@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import enum
-import json
 import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from types import FrameType
-from typing import Any
 
 from influxdb_client.client.influxdb_client import InfluxDBClient
 from influxdb_client.client.write_api import SYNCHRONOUS
 from influxdb_client.domain.write_precision import WritePrecision
 from influxdb_client.rest import ApiException
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, NewConnectionError
+from urllib3.exceptions import TimeoutError as LateError
 
+from infersiege_agents.influx.answers import Verdict, advice, one_line, redacted, verdict_of, words_of
 from infersiege_agents.influx.target import Target
 
 MOST_RETRY_AFTER_S = 300.0
 """A server that asks for more patience than this is asked again all the same."""
-
-
-class Verdict(enum.Enum):
-    """What an answer means for the lines of the request."""
-
-    TAKEN = "taken"
-    BAD_LINES = "bad lines"
-    """Some line is wrong, or the request too large: smaller ones tell which."""
-    LATER = "later"
-    """The server or the way to it fails: it may be well again by itself."""
-    REFUSED = "refused"
-    """Somebody has to do something: token, database, address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +33,8 @@ class Answer:
     """One line for people: what was seen and what to do."""
     status: int | None = None
     retry_after_s: float | None = None
+    late: bool = False
+    """It was not there within the time: a smaller request may be."""
     clock_offset_s: int | None = None
     """This host's clock minus the server's, rounded to a second; None without a Date or after a slow answer."""
 
@@ -76,7 +65,7 @@ class Transport:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except _DeadlineError:
             self.close()
-            return Answer(Verdict.LATER, f"{self._target.url}: no answer within {within_s:.3g} s")
+            return Answer(Verdict.LATER, f"{self._target.url}: no answer within {within_s:.3g} s", late=True)
 
     def _write(self, lines: bytes, within_s: float) -> Answer:
         began = time.time()
@@ -89,13 +78,18 @@ class Transport:
             api.write(target.bucket, target.org, lines, WritePrecision.NS)  # type: ignore[arg-type]  # its values are plain texts
         except ApiException as error:
             if not error.status:
-                return Answer(Verdict.LATER, f"{target.url}: {_one_line(str(error.reason))}")
-            return answer_of(target, int(error.status), _message(error.body), error.headers or {}, began)
-        except (HTTPError, OSError, ValueError) as error:
+                return self._failed(str(error.reason))
+            return answer_of(target, int(error.status), error.body, error.headers or {}, began)
+        except (HTTPError, OSError, ValueError) as error:  # ValueError: http.client on a header
+            if isinstance(error, LateError) and not isinstance(error, NewConnectionError):
+                raise _DeadlineError from None  # urllib3 counts the same time as we do, and may be first
             self.close()
-            return Answer(Verdict.LATER, f"{target.url}: {_in_words(error)}")
-        headers: Mapping[str, str] = self._client.api_client.last_response.getheaders()
-        return Answer(Verdict.TAKEN, status=204, clock_offset_s=_clock_offset_s(headers, began, time.time()))
+            return self._failed(_in_words(error))
+        last = self._client.api_client.last_response
+        return answer_of(target, int(last.status), last.data, last.getheaders(), began)
+
+    def _failed(self, words: str) -> Answer:
+        return Answer(Verdict.LATER, f"{self._target.url}: {one_line(redacted(words, self._target))}")
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -104,29 +98,22 @@ class Transport:
                 client.close()  # type: ignore[no-untyped-call]
 
 
-def answer_of(target: Target, status: int, message: str, headers: Mapping[str, str], began: float) -> Answer:
-    """What an answer other than 2xx means. `message` is the server's own."""
-    seen = f"{target.url}: {status} {message}".rstrip()
-    verdict, advice = Verdict.REFUSED, "the address is not that of a database that takes writes"
-    if status in (400, 413, 422):
-        verdict, advice = Verdict.BAD_LINES, ""
-    elif status in (401, 403):
-        advice = f"check the token, and that it may write to {target.bucket!r}"
-    elif status == 404 and ("bucket" in message or "database" in message):
-        advice = (
-            f"create it: influx bucket create --name {target.bucket} (2.x), "
-            f"influx -execute 'CREATE DATABASE \"{target.bucket}\"' (1.8)"
-        )
-    elif status == 404:
-        advice = "no /api/v2/write there; InfluxDB 1.8, 2.x, 3.x and VictoriaMetrics have it"
-    elif status in (408, 425, 429) or status >= 500:
-        verdict, advice = Verdict.LATER, ""
+def answer_of(
+    target: Target, status: int, body: bytes | str | None, headers: Mapping[str, str], began: float
+) -> Answer:
+    """What an answer to a write means; `began` is the time.time() of the request."""
+    lower = {name.lower(): value for name, value in headers.items()}
+    said = words_of(body, target)
+    verdict = verdict_of(status, said)
+    words = f"{target.url}: {status} {said}".rstrip()
+    if verdict in (Verdict.UNCLEAR, Verdict.REFUSED):
+        words += f": {advice(target, status, said, lower)}"
     return Answer(
         verdict,
-        f"{seen}: {advice}" if advice else seen,
+        "" if verdict is Verdict.TAKEN else words,
         status,
-        _retry_after_s(headers, time.time()) if status in (429, 503) else None,
-        _clock_offset_s(headers, began, time.time()),
+        _retry_after_s(lower, time.time()) if status in (429, 503) else None,
+        clock_offset_s=_clock_offset_s(lower, began, time.time()),
     )
 
 
@@ -134,23 +121,11 @@ def _raise_deadline(_signal: int, _frame: FrameType | None) -> None:
     raise _DeadlineError
 
 
-def _message(body: Any) -> str:
-    """The server's words: `message` (2.x, 3.x) or `error` (1.x) of a JSON body, else its text."""
-    text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body or "")
-    with contextlib.suppress(ValueError):
-        found = json.loads(text)
-        if isinstance(found, dict):
-            text = str(found.get("message") or found.get("error") or text)
-    return _one_line(text)
-
-
-def _one_line(text: str, most: int = 300) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def _in_words(error: BaseException) -> str:
-    """`Connection refused` rather than urllib3's nested representations of it."""
+    """`Connection refused` rather than urllib3's nested representations of it.
+
+    A ValueError is not quoted: that of http.client on a header holds the header, and the header the token.
+    """
     inner: BaseException | None = error
     while inner is not None:
         error = inner
@@ -158,12 +133,16 @@ def _in_words(error: BaseException) -> str:
             return error.strerror
         cause = next((one for one in error.args if isinstance(one, BaseException)), None)
         inner = cause or error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return _one_line(str(error) or type(error).__name__)
+    if isinstance(error, UnicodeDecodeError):  # influxdb-client on a body
+        return "its answer is no text"
+    if isinstance(error, ValueError) and not isinstance(error, HTTPError):
+        return "no request can be made of this address and this token"
+    return str(error) or type(error).__name__
 
 
 def _retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
     """Seconds, or a date (RFC 9110, 10.2.3); None when absent or unreadable."""
-    text = headers.get("Retry-After") or ""
+    text = headers.get("retry-after") or ""
     try:
         wait = float(text) if text.strip().isdigit() else parsedate_to_datetime(text).timestamp() - now
     except (ValueError, TypeError, OverflowError):
@@ -176,7 +155,7 @@ def _clock_offset_s(headers: Mapping[str, str], began: float, ended: float) -> i
     if ended - began > 2:
         return None
     try:
-        server = parsedate_to_datetime(headers.get("Date") or "").timestamp()
+        server = parsedate_to_datetime(headers.get("date") or "").timestamp()
     except (ValueError, TypeError, OverflowError):
         return None
     return round((began + ended) / 2 - (server + 0.5))

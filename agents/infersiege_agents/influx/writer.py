@@ -17,12 +17,15 @@ from infersiege_agents.influx import spool as spools
 from infersiege_agents.influx.counters import Counters
 from infersiege_agents.influx.orders import Settings, Status, read_status
 from infersiege_agents.influx.sender_process import SenderProcess
+from infersiege_agents.influx.survey import notices
 from infersiege_agents.influx.target import Target
 from infersiege_agents.points import Point, line_of
 
 SEGMENT_LINES = 5_000
 SEGMENT_BYTES = 1 << 20
 MEMORY_BYTES = 64 << 20
+SET_ASIDE_SHARE = 8
+"""An eighth of the spool may hold lines that the database refused for good; then the oldest of them go."""
 OWN_COUNTERS_EVERY_S = 10.0
 WAITING_SEGMENT_S = 10.0
 """While the database is away segments grow for this long, so that a day's outage is no directory of 86,400 files."""
@@ -61,7 +64,9 @@ class DurableWriter:
         self._flush_every_s = flush_every_s
         self._memory_points = memory_points
         self._spool_bytes = spool_bytes
-        self._settings = replace(settings or Settings(), token=target.token)
+        given = settings or Settings()
+        most_set_aside = min(given.set_aside_bytes, spool_bytes // SET_ASIDE_SHARE)
+        self._settings = replace(given, token=target.token, set_aside_bytes=most_set_aside)
         self._clock = clock
         self._wall_ns = wall_ns
         self._host = socket.gethostname()
@@ -81,10 +86,11 @@ class DurableWriter:
         self._flush_at = self._keep_at = self._tell_at = 0.0
         self._sender: SenderProcess | None = None
         self._status = Status()
+        self._refusal: str | None = None
         self._final: Counters | None = None
         self._closing = False
         self.notices: list[str] = []
-        """What is worth telling the user once: directories that wait for other databases."""
+        """What is worth telling the user once: points that wait for other databases, and refused ones."""
 
     def start(self) -> None:
         """Takes a directory of its own and starts the sender, which takes up what dead writers left.
@@ -92,7 +98,7 @@ class DurableWriter:
         Raises AgentError when the spool can't be used.
         """
         self.directory, self._lock = spools.create(self.spool, self._source, self.target, self._wall_ns())
-        self.notices += waiting_for_others(self.spool, self.target)
+        self.notices += notices(self.spool, self.target)
         now = self._clock()
         self._flush_at, self._keep_at, self._tell_at = now + self._flush_every_s, now, now + OWN_COUNTERS_EVERY_S
         self._sender = SenderProcess(self.directory, self._lock, self._settings, self._clock)
@@ -163,7 +169,7 @@ class DurableWriter:
 
     @property
     def problem(self) -> str | None:
-        """One line on why points wait, were dropped or were refused; None when all is well."""
+        """One line on why points wait or were dropped; None when all is well."""
         if self._disk_problem is not None:
             dropped = ""
             if self._drops_began_ns is not None:
@@ -171,7 +177,15 @@ class DurableWriter:
                 dropped = f"; {self._dropped} points dropped since {began}"
             return f"telemetry spool {self.spool}: {self._disk_problem}{dropped}"
         sender = self._sender.problem if self._sender else None
-        return self._status.problem or sender or self._status.refusal
+        return self._status.problem or sender
+
+    @property
+    def refusal(self) -> str | None:
+        """The database's latest words for lines that it refused for good, and where those lie; None: none so far.
+
+        It stays, and holds up nothing. The words may quote a line, so that they differ each time.
+        """
+        return self._refusal
 
     def close(self, within_s: float = 10.0) -> Counters:
         """Flushes, lets the sender deliver what it can within that time, ends it, and settles the accounts.
@@ -189,16 +203,21 @@ class DurableWriter:
         if not self._closing:
             self.put(self._own_counters())
             self._closing = True
-        self._flush(self._clock(), seal=True)
+        self._flush_all()
         self._drop(len(self._lines))
         self._lines.clear()
         self._sender.finish(ends)
-        self._status = read_status(self.directory)
+        self._read_status(self.directory)
         self._final = self.counters()
         atexit.unregister(self._at_exit)
         spools.remove_finished(self.directory)
         os.close(self._lock)
         return self._final
+
+    def hurry(self) -> None:
+        """`close`, which may be waiting in another greenlet, shall not wait for the database any longer."""
+        if self._sender is not None:
+            self._sender.hurry()
 
     def _drop(self, points: int) -> None:
         if points:
@@ -214,33 +233,61 @@ class DurableWriter:
         return Point("infersiege_writer", {"host": self._host, "source": self._source}, values, self._wall_ns())
 
     def _flush(self, now: float, *, seal: bool = False) -> None:
-        """Memory to disk. When the disk fails, points stay in memory, up to its bound, and it is tried again."""
+        """Memory to disk, one segment at most. When the disk fails, points stay in memory, up to its bound, and it is
+        tried again."""
         self._flush_at = now + self._flush_every_s
         if self.directory is None:
             return
-        lines, count = b"".join(self._lines), len(self._lines)
+        self._disk_problem = None
         try:
-            if lines:
-                self._make_room(len(lines))
-                if self._segment is None:
-                    self._segment = spools.SegmentFile(self.directory, self._sequence)
-                    self._sequence += 1
-                    self._segment_began = now
-                self._segment.append(lines, count)
-                self._lines.clear()
-                self._line_bytes = 0
-            segment = self._segment
-            if segment is not None and (seal or self._is_full(segment, now)):
-                if segment.seal() is not None:
-                    self._sizes[segment.sequence] = segment.size_bytes
-                    self._sealed_points += segment.points
-                self._segment = None
-                if self._sender is not None:
-                    self._sender.nudge()
+            if self._lines:
+                self._append(now)
         except OSError as error:
             self._disk_problem = f"{error.strerror or error}; points are kept in memory"
+        try:
+            self._seal(now, seal)
+        except OSError as error:
+            self._disk_problem = f"{error.strerror or error}; points are kept in memory"
+        if self._lines and self._disk_problem is None:
+            # A disk that failed has room again: one segment at each call, so that no call takes long.
+            self._flush_at = now
+
+    def _seal(self, now: float, seal: bool) -> None:
+        """Hands the segment to the sender, when it is time. Raises OSError."""
+        segment = self._segment
+        if segment is None or not (seal or self._is_full(segment, now)):
             return
-        self._disk_problem = None
+        if segment.seal() is not None:
+            self._sizes[segment.sequence] = segment.size_bytes
+            self._sealed_points += segment.points
+        self._segment = None
+        if self._sender is not None:
+            self._sender.nudge()
+
+    def _append(self, now: float) -> None:
+        """A segment's worth of lines from memory. Raises OSError."""
+        assert self.directory is not None
+        count = size = 0
+        for line in self._lines[:SEGMENT_LINES]:
+            if count and size + len(line) > SEGMENT_BYTES:
+                break
+            count, size = count + 1, size + len(line)
+        self._make_room(size)
+        if self._segment is None:
+            self._segment = spools.SegmentFile(self.directory, self._sequence)
+            self._sequence += 1
+            self._segment_began = now
+        self._segment.append(b"".join(self._lines[:count]), count)
+        del self._lines[:count]
+        self._line_bytes -= size
+
+    def _flush_all(self) -> None:
+        """The end: everything to disk, as far as it takes it."""
+        while True:
+            before = len(self._lines)
+            self._flush(self._clock(), seal=True)
+            if not self._lines or len(self._lines) == before:
+                return
 
     def _is_full(self, segment: spools.SegmentFile, now: float) -> bool:
         """Sealed at once while the sender keeps up; when nobody takes it, it may as well grow."""
@@ -255,6 +302,7 @@ class DurableWriter:
         left = {segment.sequence for segment in self._listing.waiting}
         self._sizes = {sequence: size for sequence, size in self._sizes.items() if sequence in left}
         use = sum(map(spools.blocks, self._sizes.values())) + (self._segment.size_bytes if self._segment else 0)
+        use += self._listing.set_aside_bytes
         if use + self._status.elsewhere_bytes + spools.blocks(size_bytes) > self._spool_bytes:
             raise OSError(errno.EDQUOT, f"full ({self._spool_bytes >> 20} MiB)")
 
@@ -264,25 +312,13 @@ class DurableWriter:
         if now < self._keep_at or self.directory is None or self._sender is None:
             return
         self._keep_at = now + min(1.0, self._flush_every_s)
-        self._status = read_status(self.directory)
+        self._read_status(self.directory)
         self._sender.keep_alive(self._status)
+
+    def _read_status(self, directory: Path) -> None:
+        self._status = read_status(directory)
+        self._refusal = self._status.refusal or self._refusal
 
     def _at_exit(self) -> None:
         """The process ends without `close`: what is in memory goes to the sender, which outlives us for a while."""
-        self._flush(self._clock(), seal=True)
-
-
-def waiting_for_others(spool: Path, target: Target) -> list[str]:
-    """A line for each other database that points of dead or living writers wait for."""
-    points: dict[str, int] = {}
-    for directory in spools.writers(spool):
-        owner = spools.owner(directory)
-        if owner is not None and owner.identity != target.identity:
-            with contextlib.suppress(OSError):
-                name = f"{owner.url} ({owner.bucket})"
-                points[name] = points.get(name, 0) + spools.listing(directory).spooled
-    return [
-        f"{count} points for {name} wait in {spool}: they are sent by the next writer to that database"
-        for name, count in sorted(points.items())
-        if count
-    ]
+        self._flush_all()
