@@ -206,7 +206,7 @@ ROWS: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"power_capped": Spread(0.2, 0.8, 4)},
         POWER,
-        "80 % on the busiest of 4 GPUs (mean 20 %)",
+        "80 % of the time on the busiest of 4 GPUs (mean 20 %)",
         "GP-11: with tensor parallelism the slowest card sets the pace; a mean hides it",
     ),
     ({"dram_active": on(0.8)}, BANDWIDTH, "in use for 80 % with 24 requests at a time", "decode at a large batch"),
@@ -269,7 +269,7 @@ ROWS: list[tuple[dict[str, Any], str, str, str]] = [
         "4 of the 8 GPUs did no work: use them before adding any",
         "GP-11: half of the machine stood idle",
     ),
-    ({"gpus": 2, "idle": 2}, NOT_CLEAR, "are they the ones of these engines?", "the wrong host was watched"),
+    ({"gpus": 2, "idle": 2}, NOT_CLEAR, "they may not be those of the engines", "the wrong host was watched"),
     ({**QUEUED, "restarts": 1}, QUEUE, "an engine was restarted once", "its queue is that of a restart"),
     ({"dram_active": None}, NOT_CLEAR, "the limit may lie there", "what was not measured is not promised to be free"),
     ({"started": 0, "ended": 0}, NOT_CLEAR, "No turn was started", "an empty stage"),

@@ -38,6 +38,9 @@ NEAR = 0.80
 """A figure that is above this share of its threshold is near it."""
 
 
+_TIME = " of the time"
+
+
 def percent(ratio: float) -> str:
     """Whole percent; what is not 0 is never written as 0 %, what is not all never as 100 %."""
     if 0 < ratio < 0.01:
@@ -59,13 +62,14 @@ def _on(found: Spread | None, threshold: float) -> bool:
     return found is not None and reaches(found.busiest, threshold)
 
 
-def _over_cards(found: Spread) -> str:
-    """What the rules test, the busiest GPU's: `81 %`, `81 % on the busiest of 8 GPUs (mean 43 %)`."""
+def _over_cards(found: Spread, of: str = "") -> str:
+    """What the rules test, the busiest GPU's: `81 %`, `81 % of the time on the busiest of 8 GPUs (mean 43 %)`."""
+    busiest = f"{percent(found.busiest)}{of}"
     if found.cards == 1:
-        return percent(found.busiest)
+        return busiest
     if percent(found.busiest) == percent(found.mean):
-        return f"{percent(found.busiest)} on each of {found.cards} GPUs"
-    return f"{percent(found.busiest)} on the busiest of {found.cards} GPUs (mean {percent(found.mean)})"
+        return f"{busiest} on each of {found.cards} GPUs"
+    return f"{busiest} on the busiest of {found.cards} GPUs (mean {percent(found.mean)})"
 
 
 # ------------------------------------------------------------------------------------------------- client and server
@@ -146,7 +150,7 @@ def _kv_cache(seen: Evidence) -> str | None:
         return None
     one = _worst(full)
     words = f"{_kv_words(one)}, {_waiting_words(one)}"
-    if one.waiting_peak and one.waiting_while_full is not None:
+    if _waits(one) and one.waiting_while_full is not None:
         words += f" ({percent(one.waiting_while_full)} of it while the cache was {percent(KV_FULL)} full or more)"
     if one.preemptions:
         words += f", {amount(one.preemptions)} requests were preempted"
@@ -183,7 +187,7 @@ def _heat(seen: Evidence) -> str | None:
     if seen.throttled is None or not _on(seen.throttled, THROTTLED_SHARE):
         return None
     return (
-        f"GPUs were slowed by heat or hardware for {_over_cards(seen.throttled)} of the time: look at cooling and "
+        f"GPUs were slowed by heat or hardware for {_over_cards(seen.throttled, _TIME)}: look at cooling and "
         "power supply first"
     )
 
@@ -191,7 +195,7 @@ def _heat(seen: Evidence) -> str | None:
 def _power_cap(seen: Evidence) -> str | None:
     if seen.power_capped is None or not _on(seen.power_capped, POWER_CAPPED_SHARE):
         return None
-    words = f"GPUs were slowed by the power limit for {_over_cards(seen.power_capped)} of the time"
+    words = f"GPUs were slowed by the power limit for {_over_cards(seen.power_capped, _TIME)}"
     if seen.clock_loss is None:
         return words
     if not reaches(seen.clock_loss.busiest, CLOCK_LOSS):
@@ -224,7 +228,7 @@ def _bandwidth(seen: Evidence) -> str | None:
 def _compute(seen: Evidence) -> str | None:
     tensor, sms, dram = seen.tensor_active, seen.sm_active, seen.dram_active
     if tensor is not None and _on(tensor, TENSOR_ACTIVE):
-        return f"tensor cores were busy for {_over_cards(tensor)} of the time"
+        return f"tensor cores were busy for {_over_cards(tensor, _TIME)}"
     if sms is None or dram is None or not _on(sms, SM_ACTIVE) or _on(dram, DRAM_ACTIVE) or not _batched(seen):
         return None
     if sms.cards > 1:
@@ -275,7 +279,7 @@ def _beside(seen: Evidence) -> str:
     """What must be known before anybody acts on the limit."""
     words = ""
     if seen.idle and seen.idle == seen.gpus:
-        words += "; no GPU that was watched did any work: are they the ones of these engines?"
+        words += "; no GPU that was watched did any work: they may not be those of the engines"
     elif seen.idle:
         words += f"; {seen.idle} of the {seen.gpus} GPUs did no work: use them before adding any"
     if seen.restarts:
@@ -294,7 +298,9 @@ def _nothing_reached(seen: Evidence) -> str:
     if not looked:
         return f"nothing was measured that could show a limit{lacking}"
     if _is_near(seen):
-        more = lacking or ": more load would show which"
+        # With SMs that wait for other GPUs, more load shows more of the same.
+        more = "" if _on(seen.sm_active, SM_ACTIVE) else ": more load would show which"
+        more = lacking or more
         return f"no figure was at its limit for long, but not all are far from it: {', '.join(looked)}{more}"
     if missing:
         return f"no figure that was measured is near its limit: {', '.join(looked)}{lacking}: the limit may lie there"
@@ -367,7 +373,7 @@ def _gpus_looked_at(seen: Evidence) -> tuple[list[str], list[str]]:
     if _on(seen.power_capped, POWER_CAPPED_SHARE) and seen.clock_loss is not None:
         looked.append(f"SM clocks {percent(max(0.0, seen.clock_loss.busiest))} below the highest")
     if _on(seen.throttled, NEAR * THROTTLED_SHARE) and seen.throttled is not None:
-        looked.append(f"slowed by heat or hardware for {_over_cards(seen.throttled)}")
+        looked.append(f"slowed by heat or hardware for {_over_cards(seen.throttled, _TIME)}")
     if seen.sm_active is not None and _on(seen.sm_active, SM_ACTIVE):
         more = " (kernels that wait for another GPU count as work)" if seen.sm_active.cards > 1 else ""
         looked.append(f"SMs with work {_over_cards(seen.sm_active)}{more}")
