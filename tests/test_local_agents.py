@@ -194,6 +194,45 @@ def test_the_database_has_the_same_points_and_no_secret_shows(
             assert KEY.encode() not in path.read_bytes() and TOKEN.encode() not in path.read_bytes(), path
 
 
+def environ_of(pid: int) -> dict[str, str]:
+    entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def test_each_agent_gets_the_secrets_that_it_needs_and_no_other(
+    run: RunDirectory, emulator: EmulatorProcess, nvml: Path, influx_server: InfluxDB,
+    started: Callable[..., LocalAgents],
+) -> None:  # fmt: skip
+    environ = fake_nvml.Control(run.path.parent / "nvml.conf").environ(nvml)
+    agents = started(
+        plan(
+            emulator.base_url, channel={"api_key_env": "MY_KEY"}, engine_metrics=True, gpu=True,
+            influx_url=influx_server.url, influx_token_env="MY_TOKEN", spool=str(run.path.parent / "spool"),
+        ),
+        run,
+        {**environ, "MY_KEY": KEY, "MY_TOKEN": TOKEN, "OTHER_API_KEY": "sk-of-nobodys-business"},
+    )  # fmt: skip
+    gpu, engine = (environ_of(pid) for pid in pids_of(agents))
+    assert (gpu.get("MY_TOKEN"), engine.get("MY_TOKEN")) == (TOKEN, TOKEN)
+    assert (gpu.get("MY_KEY"), engine.get("MY_KEY")) == (None, KEY)
+    assert "OTHER_API_KEY" not in {*gpu, *engine}
+    assert gpu["PATH"] == environ["PATH"]
+
+
+def test_the_folder_in_which_somebody_stands_is_not_imported(
+    run: RunDirectory, emulator: EmulatorProcess, started: Callable[..., LocalAgents], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m` would put it before everything else: a random.py there would run in the agent."""
+    trap = run.path.parent / "trap"
+    trap.mkdir()
+    for name in ("random.py", "argparse.py", "json.py"):
+        (trap / name).write_text(f"open({str(trap / 'sprung')!r}, 'w')\nraise SystemExit('trapped')\n")
+    monkeypatch.chdir(trap)
+    agents = started(plan(emulator.base_url, engine_metrics=True), run)
+    wait_for(lambda: list(run.read_series(ENGINE_SERIES)))
+    assert agents.problems() == [] and not (trap / "sprung").exists()
+
+
 def test_the_plan_alone_says_where_points_go(
     run: RunDirectory, emulator: EmulatorProcess, started: Callable[..., LocalAgents]
 ) -> None:

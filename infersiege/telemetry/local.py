@@ -7,16 +7,17 @@ stops a run: an agent that can't work is a warning.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from infersiege_agents.environment import bare
 from infersiege_agents.errors import NO_GPU
-from infersiege_agents.outlet import BUCKET_VARIABLE, ORG_VARIABLE, TOKEN_VARIABLE, URL_VARIABLE
 
 from infersiege.channels.profiles import PROFILES
 from infersiege.channels.url import root_url
@@ -29,9 +30,6 @@ CLOSE_WITHIN_S = 3.0
 """So long an agent waits for its database at the end; the run's own writer sends what is still spooled, or the next."""
 STOP_WITHIN_S = CLOSE_WITHIN_S + 4.0
 """Later it is killed."""
-
-AGENT_DEFAULTS = frozenset({URL_VARIABLE, BUCKET_VARIABLE, ORG_VARIABLE, TOKEN_VARIABLE})
-"""Variables from which an agent would take a database of its own accord: here the plan alone says where points go."""
 
 KEY_VARIABLE = "INFERSIEGE_ENGINE_KEY"
 """Key of a channel that has it in a file: for the agent's environment, never its command line."""
@@ -63,17 +61,17 @@ class LocalAgents:
         self._plan = plan
         self._channels = channels
         self._run = run
-        keep = plan.telemetry.influx_token_env
-        self._environ = {name: text for name, text in environ.items() if name not in AGENT_DEFAULTS or name == keep}
+        self._environ = environ
         self._notes: list[str] = []
         self._agents: list[_Agent] = []
+        self._hurried = False
 
     def start(self) -> None:
         """Start what [telemetry] asks for. Returns at once: an agent that can't work is found by `problems`."""
         wanted = self._plan.telemetry
         try:
             if wanted.gpu:
-                self._add("GPU", "gpu", GPU_SERIES, [], {})
+                self._add("GPU", "gpu", GPU_SERIES, [], (), {})
             if wanted.engine_metrics:
                 self._add_engine()
         except InfersiegeError as error:
@@ -97,7 +95,10 @@ class LocalAgents:
         return found
 
     def stop(self) -> None:
-        """SIGTERM to all, then at most STOP_WITHIN_S for all together to hand over what they hold; then SIGKILL."""
+        """SIGTERM to all, then at most STOP_WITHIN_S for all together to hand over what they hold; then SIGKILL.
+
+        What a killed one had not sent lies in the spool; its sender goes on for a while.
+        """
         self.problems()
         running = [agent for agent in self._agents if agent.process is not None and not agent.stopping]
         for agent in running:
@@ -106,12 +107,24 @@ class LocalAgents:
                 agent.process.terminate()
         deadline = time.monotonic() + STOP_WITHIN_S
         for agent in running:
-            _reap(agent, deadline)
+            _reap(agent, lambda: not self._hurried and time.monotonic() < deadline)
 
-    def _add(self, kind: str, command: str, series: str, more: Sequence[str], environ: Mapping[str, str]) -> None:
-        arguments = [sys.executable, "-m", "infersiege_agents.cli", command]
-        arguments += ["--out", str((self._run.telemetry / series).absolute()), "--with-parent"]
+    def hurry(self) -> None:
+        """Called by a signal: `stop` shall not wait any longer."""
+        self._hurried = True
+
+    def _add(
+        self, kind: str, command: str, series: str, more: Sequence[str], keep: Sequence[str], keys: Mapping[str, str]
+    ) -> None:
+        """`keep`: variables that this agent needs beside what any program gets; `keys`: more of our own.
+
+        A database of the environment is not among them: the plan alone says where points go.
+        """
+        # -P: a module of the folder in which somebody stands is none of ours.
+        arguments = [sys.executable, "-P", "-m", "infersiege_agents.cli", command]
+        arguments += ["--out", str((self._run.telemetry / series).absolute()), "--with-parent", str(os.getpid())]
         arguments += [*more, *self._influx()]
+        token = self._plan.telemetry.influx_token_env if self._plan.telemetry.influx_url else None
         logs = self._run.path / "logs"
         with contextlib.suppress(OSError):
             logs.mkdir(exist_ok=True)
@@ -119,7 +132,7 @@ class LocalAgents:
             _Agent(
                 kind=kind,
                 command=arguments,
-                environ={**self._environ, **environ},
+                environ={**bare(self._environ, (*keep, *([token] if token else []))), **keys},
                 log=logs / f"agent-{command}.log",
             )
         )
@@ -142,7 +155,8 @@ class LocalAgents:
     def _add_engine(self) -> None:
         """One process for all engines that tell. Clouds don't: that is worth a word only when no channel does."""
         more: list[str] = []
-        environ: dict[str, str] = {}
+        keys: dict[str, str] = {}
+        keep: list[str] = []
         seen: set[str] = set()
         silent: list[str] = []
         for place, (name, channel) in enumerate(self._plan.channels.items(), 1):
@@ -155,14 +169,15 @@ class LocalAgents:
             if url in seen:
                 continue
             seen.add(url)
-            variable = self._key_variable(channel, place, environ)
+            variable = self._key_variable(channel, place, keys)
+            keep += [variable] if variable else []
             more += ["--url", url, "--engine", channel.engine, *(["--api-key-env", variable] if variable else [])]
         if more:
-            self._add("engine", "engine", ENGINE_SERIES, more, environ)
+            self._add("engine", "engine", ENGINE_SERIES, more, keep, keys)
         else:
             self._notes.append(f"engine series: none: {', '.join(silent)} has no /metrics to scrape")
 
-    def _key_variable(self, channel: Channel, place: int, environ: dict[str, str]) -> str | None:
+    def _key_variable(self, channel: Channel, place: int, keys: dict[str, str]) -> str | None:
         """The environment variable that has the channel's key; one of our own for a key that lies in a file.
 
         Raises UsageError for a file without a key.
@@ -170,7 +185,7 @@ class LocalAgents:
         if channel.api_key_file is None:
             return channel.api_key_env
         variable = f"{KEY_VARIABLE}_{place}"
-        environ[variable] = api_key(channel, self._environ) or ""
+        keys[variable] = api_key(channel, self._environ) or ""
         return variable
 
 
@@ -209,17 +224,17 @@ def _last_error(log: Path) -> str:
     return (errors or told or [""])[-1].removeprefix("error:").strip()[:300]
 
 
-def _reap(agent: _Agent, deadline: float) -> None:
+def _reap(agent: _Agent, patient: Callable[[], bool]) -> None:
     process = agent.process
     if process is None:
         return
-    try:
-        process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
+    while process.poll() is None and patient():
+        time.sleep(0.01)
+    if process.poll() is None:
         process.kill()
         process.wait()
         if agent.problem is None:
-            agent.problem = f"{agent.kind} series: their agent did not end within {STOP_WITHIN_S:.0f} s and was killed"
+            agent.problem = f"{agent.kind} series: their agent did not end in time and was killed"
         return
     if agent.problem is None and process.returncode not in (0, -signal.SIGTERM):
         # Such as an engine that never answered.
