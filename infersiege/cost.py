@@ -7,6 +7,7 @@ does not); dialects make one thing of both: `prompt_tokens` is all of the input,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
@@ -177,7 +178,7 @@ def _whole(costs: tuple[Cost, ...]) -> float | None:
     """All channels together; None: none has a price, or of one it isn't known what it cost."""
     totals = [cost.total for cost in costs]
     known = [total for total in totals if total is not None]
-    return sum(known) if known and len(known) == len(totals) else None
+    return math.fsum(known) if known and len(known) == len(totals) else None
 
 
 def _with_gpus(
@@ -224,12 +225,11 @@ def _hours(price: Prices | None, gpus: int | None, duration_ns: int) -> float | 
 
 def _how_read(prices: Mapping[str, Prices | None]) -> list[str]:
     """What a reader must know of prices that were not given."""
-    notes = []
-    by_tokens = [(name, price) for name, price in sorted(prices.items()) if price is not None and price.input]
-    for name, price in by_tokens:
-        missing = [part for part, own in (("cached", price.cached), ("cache_write", price.cache_write)) if own is None]
-        if "cached" in missing:
-            notes.append(f"{name}: cached tokens are priced as input, since the plan has no price for them")
+    notes = [
+        f"{name}: cached tokens are priced as input, since the plan has no price for them"
+        for name, price in sorted(prices.items())
+        if price is not None and price.input and price.cached is None
+    ]
     free = [name for name, price in sorted(prices.items()) if price is None]
     if free and len(free) < len(prices):
         notes.append(f"cost leaves out {', '.join(free)}: no price in the plan")
@@ -248,10 +248,11 @@ def dearest(price: Prices, *, prompt_tokens: int, output_tokens: int) -> float |
 
 
 def money(value: float) -> str:
-    """`1,234.50`, `0.0043`: two decimals above 1, else three significant digits, without an exponent."""
+    """`1,234.50`, `0.30`, `0.0043`: two decimals, below 1 as many as three significant digits need; no exponent."""
     if abs(value) >= 1 or value == 0:
         return f"{value:,.2f}"
-    return f"{float(f'{value:.3g}'):.12f}".rstrip("0")
+    whole, _, decimals = f"{float(f'{value:.3g}'):.12f}".rstrip("0").partition(".")
+    return f"{whole}.{decimals:0<2}"
 
 
 def cost_line(summary: Summary) -> str | None:
@@ -262,10 +263,7 @@ def cost_line(summary: Summary) -> str | None:
     if not summary.costs:
         return None
     parts = [f"{cost.channel} {'unknown' if cost.total is None else money(cost.total)}" for cost in summary.costs]
-    turns, guessed = (
-        sum(cost.turns for cost in summary.costs),
-        sum(cost.estimated_turns for cost in summary.costs),
-    )
+    turns, guessed = sum(cost.turns for cost in summary.costs), sum(cost.estimated_turns for cost in summary.costs)
     doubt = f"; {guessed:,} of {turns:,} turns estimated" if guessed else ""
     rate = summary.groups[0].rates.get("cost_per_million_output_tokens") if summary.groups else None
     per = "" if rate is None else f", {money(rate)} per million output tokens in steady"

@@ -11,6 +11,7 @@ from typing import Any
 import metrics_turns as make
 import msgspec
 import pytest
+import records_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
 from siege import Siege, check_conserved, plan_text
@@ -37,6 +38,8 @@ from infersiege.records import (
     TurnRecord,
     Verdict,
 )
+from infersiege.report.rebuild import finish
+from infersiege.report.tables import to_text
 
 USAGE, ESTIMATE = TokensFrom.USAGE, TokensFrom.ESTIMATE
 RATE = "cost_per_million_output_tokens"
@@ -480,10 +483,53 @@ def test_without_prices_nothing_is_said_of_cost() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0.00"), (1234.5, "1,234.50"), (0.25, "0.25"), (0.005_564_9, "0.00556"), (0.000_000_45, "0.00000045")],
+    [
+        (0.0, "0.00"),
+        (1234.5, "1,234.50"),
+        (0.25, "0.25"),
+        (0.5, "0.50"),
+        (-0.004, "-0.004"),
+        (0.005_564_9, "0.00556"),
+        (0.000_000_45, "0.00000045"),
+    ],
 )
 def test_money_is_short_and_has_no_exponent(value: float, text: str) -> None:
     assert money(value) == text
+
+
+# ---------------------------------------------------------------------------------------------------------- reports
+
+
+@pytest.mark.parametrize(
+    ("price", "line", "cards", "why"),
+    [
+        (PLAIN, " per million output tokens in steady", ("in steady, by tokens", "output tokens"), "by tokens"),
+        (
+            Price(gpu_hour=3.6, gpus=2),
+            "cost 0.30 (local 0.30), ",
+            ("in steady, by GPU hours",),
+            "7.2 an hour",
+        ),
+        (Price(gpu_hour=3.6), "cost unknown (local unknown)", ("the number of GPUs is not known",), "nobody watched"),
+        (None, "", (), "no price, no word"),
+    ],
+)
+def test_reports_say_what_a_run_cost(
+    price: Price | None, line: str, cards: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    plan = sample.plan()
+    local = msgspec.structs.replace(plan.channels["local"], price=price)
+    plan = msgspec.structs.replace(plan, channels={"local": local})
+    turns = [priced(turn, price) for turn in sample.records(users=4, steady_s=105)]
+    run = sample.write_run(tmp_path / "run", turns, plan, steady_s=105)
+    summary = finish(run)
+    shown, page = to_text(summary, width=160), (run.path / "report.html").read_text(encoding="utf-8")
+    said = [text for text in shown.splitlines() if text.startswith("cost ")]
+    assert len(said) == bool(line), why
+    assert all(line in text for text in said), (why, said)
+    for card in cards:
+        assert card in page, why
+    assert ("Cost per million</div>" in page) == bool(cards)
 
 
 # ------------------------------------------------------------------------------------------------------------ plans

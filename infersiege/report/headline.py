@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from infersiege.cost import money
 from infersiege.metrics.definitions import METRICS
 from infersiege.records import GroupSummary, Summary, Verdict
 from infersiege.report.markup import items, text
@@ -101,4 +102,19 @@ def cards(group: GroupSummary) -> str:
         _card("Failed", share(errors), "", f"{count(counts.failed)} of {count(counts.ok + counts.failed)} turns")
     )
     cards.append(_card("In flight", number(group.in_flight_mean), "mean", f"at most {count(group.in_flight_max)}"))
+    cards += _cost_cards(group)
     return f'<ul class="cards">{"".join(cards)}</ul>'
+
+
+def _cost_cards(group: GroupSummary) -> list[str]:
+    """None where no channel has a price."""
+    cost, rate = group.cost, group.rates.get("cost_per_million_output_tokens")
+    if cost is None:
+        return []
+    guessed = f", {count(cost.estimated_turns)} of {count(cost.turns)} turns estimated" if cost.estimated_turns else ""
+    total, per = (ABSENT if value is None else money(value) for value in (cost.total, rate))
+    unknown = "the number of GPUs is not known" if cost.total is None else "no output, or channels paid in two ways"
+    return [
+        _card("Cost", total, "", f"in steady, by {cost.basis}{guessed}"),
+        _card("Cost per million", per, "", "output tokens" if rate is not None else unknown),
+    ]

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from infersiege import gate, resources
+from infersiege.cost import settle
 from infersiege.errors import InfersiegeError, RunDirectoryError
 from infersiege.metrics.facts import AskedLoad, RunFacts, SteadyWindow
 from infersiege.metrics.summary import summarise
@@ -138,6 +139,7 @@ def read(run: RunDirectory) -> Rebuilt:
         telemetry=file.telemetry,
         warnings=tuple(dict.fromkeys((*summary.warnings, *resources.warnings(found, watched), *damage))),
     )
+    summary = settle(summary, {name: channel.price for name, channel in plan.channels.items()})
     return Rebuilt(summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events, watched=watched)
 
 

@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from infersiege.cost import cost_line
 from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.records import Counts, GroupSummary, Outcome, RuleResult, Summary, TurnRecord, Verdict
 from infersiege.redact import scrub
@@ -315,6 +316,9 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
     console.print(Text("turns: " + conservation(counts), style="" if counts.conserved() else "bold red"))
     for line in trace_lines(summary):
         console.print(Text("trace: " + line))
+    cost = cost_line(summary)
+    if cost is not None:
+        console.print(Text(printable(cost)))
     if summary.rules:
         console.print()
         print_rules(summary, console)
