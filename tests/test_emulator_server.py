@@ -161,7 +161,8 @@ def test_a_tool_call_streams_its_name_then_its_arguments(emulator: EmulatorProce
         "function": {"name": "look_up", "parameters": {"properties": {"q": {"type": "string"}}}},
     }
     _, body = post(emulator.port, body_of(tools=[tool], tool_choice="required", max_tokens=30, ignore_eos=True))
-    chunks = [json.loads(event) for event in payloads(body)[1:-2]]
+    *chunks, last = [json.loads(event) for event in payloads(body)[1:-2]]
+    assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "length")
     calls = [chunk["choices"][0]["delta"]["tool_calls"][0] for chunk in chunks]
     assert calls[0]["function"] == {"name": "look_up"} and calls[0]["id"]
     assert json.loads("".join(call["function"]["arguments"] for call in calls[1:]))["q"]

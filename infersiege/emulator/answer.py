@@ -1,4 +1,4 @@
-"""From a chat request to the answer that will be generated: length, text, tool call; or a refusal like vLLM's.
+"""From a request to the answer that will be generated: length, text, tool call; or a refusal.
 
 Everything follows from the seed and the request's content, never from the order of requests, so concurrent runs repeat.
 """
@@ -12,119 +12,66 @@ from dataclasses import dataclass
 from typing import Any
 
 from infersiege.emulator import text
+from infersiege.emulator.profile import PROFILES, Api, Profile
+from infersiege.emulator.refusal import Reason, RefusedError, invalid, over_context
 from infersiege.emulator.settings import EmulatorSettings
-
-
-class RefusedError(Exception):
-    """An HTTP error answer; `error` is the object under "error"."""
-
-    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.error = {"message": message, "type": kind, "param": param, "code": status}
+from infersiege.emulator.wish import Wish, read_wish
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What will be generated. `pieces` has one entry per token; a tool call's first token is its name."""
 
+    api: Api
+    model: str
+    """The name that the answer gives."""
     prompt_tokens: int
     pieces: tuple[str, ...]
     tool: str | None
     """Name of the called function; its arguments are pieces[1:]."""
     finish_reason: str
+    """In chat's words."""
     chain: tuple[bytes, ...]
     stream: bool
     include_usage: bool
     usage_on_every_chunk: bool
+    marks_cache: bool
 
     @property
     def output_tokens(self) -> int:
         return len(self.pieces)
 
 
-def _invalid(param: str, message: str) -> RefusedError:
-    return RefusedError(400, "Bad Request", f"1 validation error:\n  {message}", param)
-
-
-def _whole_number(body: Mapping[str, Any], name: str, least: int) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise _invalid(f"body.{name}", f"{name} must be a whole number of at least {least}, got {value!r}")
-    return value
-
-
-def context_error(limit: int) -> RefusedError:
-    """vLLM's refusal of a prompt that leaves no room for a token."""
-    return RefusedError(
-        400,
-        "BadRequestError",
-        f"This model's maximum context length is {limit} tokens. However, your prompt contains at least {limit + 1} "
-        "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input "
-        f"prompt. (parameter=input_tokens, value={limit + 1})",
-        "input_tokens",
-    )
-
-
-def _checked_messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    messages = body.get("messages")
-    if messages is None:
-        raise _invalid("body.messages", "{'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required'}")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise _invalid("body.messages", "messages must be a list of objects")
-    if not messages:
-        raise RefusedError(
-            400,
-            "BadRequestError",
-            "Cannot apply chat template to an empty conversation. Provide at least one message.",
-        )
-    return messages
-
-
-def _room(body: Mapping[str, Any], prompt_tokens: int, limit: int) -> tuple[int, bool]:
+def _room(wish: Wish, profile: Profile, limit: int) -> tuple[int, bool]:
     """(most tokens that may be generated, whether the request itself named a number)."""
-    asked = _whole_number(body, "max_completion_tokens", 1)
-    if asked is None:
-        asked = _whole_number(body, "max_tokens", 1)
-    if asked is not None and asked > limit:
+    asked = wish.max_tokens
+    if asked is not None and asked > limit and not profile.clips_max_tokens:
         raise RefusedError(
-            400,
-            "BadRequestError",
+            Reason.INVALID if profile.name != "vllm" else Reason.EMPTY,
             f"max_tokens={asked} cannot be greater than max_model_len={limit}. Please request fewer output tokens. "
             f"(parameter=max_tokens, value={asked})",
             "max_tokens",
         )
-    if prompt_tokens >= limit:
-        raise context_error(limit)
-    # Prompt and max_tokens together over the context: clipped without a word, as vLLM does.
-    left = limit - prompt_tokens
+    if len(wish.prompt) >= limit:
+        raise over_context(len(wish.prompt), limit)
+    # Prompt and max_tokens together over the context: clipped without a word, as engines do.
+    left = limit - len(wish.prompt)
     return (left, False) if asked is None else (min(asked, left), True)
 
 
-def _called_tool(body: Mapping[str, Any], rng: random.Random, share: float) -> tuple[Mapping[str, Any] | None, bool]:
-    """(the function to call or None, whether the request named it)."""
-    tools = body.get("tools")
-    functions = [
-        tool["function"]
-        for tool in (tools if isinstance(tools, list) else [])
-        if isinstance(tool, dict) and isinstance(tool.get("function"), dict) and "name" in tool["function"]
-    ]
-    choice = body.get("tool_choice")
+def _called_tool(wish: Wish, rng: random.Random, share: float) -> Mapping[str, Any] | None:
+    """The function to call."""
     lot, index = rng.random(), rng.random()  # always drawn: the text must not depend on the choice
-    if not functions or choice == "none":
-        return None, False
-    if isinstance(choice, dict):
-        named = choice.get("function")
-        name = named.get("name") if isinstance(named, dict) else None
-        found = next((function for function in functions if function["name"] == name), None)
+    if not wish.functions or wish.choice == "none":
+        return None
+    if wish.choice == "named":
+        found = next((function for function in wish.functions if function["name"] == wish.named), None)
         if found is None:
-            raise _invalid("body.tool_choice", "tool_choice names a function that is not among the tools")
-        return found, True
-    if choice == "required" or lot < share:
-        return functions[int(index * len(functions))], False
-    return None, False
+            raise invalid("body.tool_choice", "tool_choice names a function that is not among the tools")
+        return found
+    if wish.choice == "required" or lot < share:
+        return wish.functions[int(index * len(wish.functions))]
+    return None
 
 
 def _source(seeds: tuple[int, Any], prompt: Sequence[str]) -> random.Random:
@@ -140,59 +87,45 @@ def _drawn_length(settings: EmulatorSettings, rng: random.Random) -> int:
     return max(1, round(settings.output_median * math.exp(settings.output_sigma * gauss)))
 
 
-def _stream_wishes(body: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    stream = bool(body.get("stream"))
-    options = body.get("stream_options")
-    options = options if isinstance(options, dict) and stream else {}
-    include = bool(options.get("include_usage"))
-    return stream, include, include and bool(options.get("continuous_usage_stats"))
+def plan_answer(body: Any, settings: EmulatorSettings, api: Api = Api.CHAT) -> Answer:
+    """The answer to a request body. Raises RefusedError."""
+    profile = PROFILES[settings.profile]
+    return answer_of(read_wish(body, api, profile, settings.model), settings)
 
 
-def plan_answer(body: Any, settings: EmulatorSettings) -> Answer:
-    """The answer to a request body. Raises RefusedError with vLLM's status and wording."""
-    if not isinstance(body, dict):
-        raise _invalid("body", "the body must be a JSON object")
-    if body.get("model", settings.model) != settings.model:
-        raise RefusedError(
-            404,
-            "NotFoundError",
-            f"The model `{body['model']}` does not exist. Valid aliases: {settings.model}.",
-            "model",
-        )
-    if _whole_number(body, "n", 1) not in (None, 1):
-        raise _invalid("body.n", "the emulator gives one choice")
-    messages = _checked_messages(body)
-    tools = body.get("tools") if isinstance(body.get("tools"), list) else None
-    prompt = text.prompt_tokens(messages, tools)
-    most, named_limit = _room(body, len(prompt), settings.spec.max_model_len)
-
-    prompt_chain = text.block_chain(prompt, settings.spec.block_size)
-    rng = _source((settings.seed, body.get("seed")), prompt)
+def answer_of(wish: Wish, settings: EmulatorSettings) -> Answer:
+    """The answer to what a request asks for. Raises RefusedError."""
+    profile = PROFILES[settings.profile]
+    most, named_limit = _room(wish, profile, settings.spec.max_model_len)
+    prompt_chain = text.block_chain(wish.prompt, settings.spec.block_size)
+    rng = _source((settings.seed, wish.seed), wish.prompt)
     length = _drawn_length(settings, rng)
-    function, named_tool = _called_tool(body, rng, settings.tool_share)
-    forced = bool(body.get("ignore_eos")) and named_limit
+    function = _called_tool(wish, rng, settings.tool_share)
     if function is not None and settings.output_tokens is None:
         length = min(length, 64)  # a call is short
-    if forced:
+    if wish.ignore_eos and named_limit:
         length = most
-    length = min(max(length, _whole_number(body, "min_tokens", 0) or 0), most)
+    length = min(max(length, wish.min_tokens or 0), most)
 
     if function is None:
-        chinese = text.is_chinese(text.content_text(messages[-1].get("content")))
-        pieces = text.prose(rng, length, chinese=chinese)
+        pieces = text.prose(rng, length, chinese=text.is_chinese(wish.question))
         ending = "stop"
     else:
         arguments = text.tokenise(text.call_arguments(function.get("parameters"), rng, max(length - 1, 0)))
         pieces = [str(function["name"]), *arguments][:most]
-        ending = "stop" if named_tool else "tool_calls"
-    stream, include_usage, on_every_chunk = _stream_wishes(body)
+        # vLLM and OpenAI say `stop` when the request named the function.
+        named = wish.choice == "named" and wish.api is Api.CHAT and profile.name in ("vllm", "openai")
+        ending = "stop" if named else "tool_calls"
     return Answer(
-        prompt_tokens=len(prompt),
+        api=wish.api,
+        model=wish.model if profile.echoes_model else settings.model,
+        prompt_tokens=len(wish.prompt),
         pieces=tuple(pieces),
         tool=None if function is None else str(function["name"]),
         finish_reason="length" if len(pieces) >= most else ending,
-        chain=text.block_chain([*prompt, *pieces], settings.spec.block_size, prompt_chain),
-        stream=stream,
-        include_usage=include_usage,
-        usage_on_every_chunk=on_every_chunk,
+        chain=text.block_chain([*wish.prompt, *pieces], settings.spec.block_size, prompt_chain),
+        stream=wish.stream,
+        include_usage=wish.include_usage,
+        usage_on_every_chunk=wish.usage_on_every_chunk,
+        marks_cache=wish.marks_cache,
     )

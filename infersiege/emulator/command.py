@@ -17,6 +17,7 @@ import click
 from infersiege.emulator.bounds import require
 from infersiege.emulator.faults import Fault, parse_fault
 from infersiege.emulator.model import LONGEST_STEP_MS, PRESETS, EngineSpec
+from infersiege.emulator.profile import PROFILES
 from infersiege.emulator.server import EmulatorServer, new_event_loop
 from infersiege.emulator.settings import EmulatorSettings
 
@@ -79,6 +80,7 @@ def _settings(values: dict[str, Any]) -> EmulatorSettings:
         host=values["host"],
         port=values["port"],
         model=values["model"],
+        profile=values["profile"],
         spec=_spec(values["preset"], values),
         seed=values["seed"],
         api_key=values["api_key"] or None,
@@ -87,9 +89,11 @@ def _settings(values: dict[str, Any]) -> EmulatorSettings:
         output_median=values["output_median"],
         tool_share=values["tool_share"],
         cached_tokens_in_usage=values["cached_tokens"],
-        overload_in_stream=values["overload"] == "in-stream",
+        overload_in_stream=None if values["overload"] is None else values["overload"] == "in-stream",
         keepalive_interval_s=values["keepalive_interval"],
         idle_timeout_s=values["idle_timeout"],
+        requests_per_minute=values["requests_per_minute"],
+        tokens_per_minute=values["tokens_per_minute"],
         ignore_disconnects=values["ignore_disconnects"],
         fault=fault,
         fault_every=values["fault_every"],
@@ -106,8 +110,14 @@ def _settings(values: dict[str, Any]) -> EmulatorSettings:
 )
 @click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8000, help="0: a free one, printed.")
-@click.option("--model", default="emulated-model", metavar="NAME", help="The model's name; others get 404.")
-@click.option("--api-key", envvar="INFERSIEGE_EMULATOR_API_KEY", help="Ask for this bearer key (better: the variable).")
+@click.option(
+    "--model",
+    default="emulated-model",
+    metavar="NAME",
+    help="The model's name; others get 404, where the profile looks at it.",
+)
+@click.option("--profile", type=click.Choice(list(PROFILES)), default="vllm", help="The engine or cloud that it plays.")
+@click.option("--api-key", envvar="INFERSIEGE_EMULATOR_API_KEY", help="Ask for this key (better: the variable).")
 @click.option("--preset", type=click.Choice(sorted(PRESETS)), default="small", help="Constants of the engine.")
 @click.option("--prefill-rate", type=float, metavar="TOKENS/S", help="Prompt tokens computed per second.")
 @click.option("--step-base-ms", type=float, help="Duration of a step, whatever is in it.")
@@ -118,8 +128,12 @@ def _settings(values: dict[str, Any]) -> EmulatorSettings:
 @click.option("--max-model-len", type=int, help="Longest prompt and answer together, in tokens.")
 @click.option("--max-queue", type=int, help="Requests that may wait; more are refused. [default: no limit]")
 @click.option(
-    "--overload", type=click.Choice(["in-stream", "status"]), default="in-stream", help="How they are refused."
+    "--overload",
+    type=click.Choice(["in-stream", "status"]),
+    help="How they are refused. [default: as the profile does]",
 )
+@click.option("--requests-per-minute", type=int, help="More get 429. [default: no limit; clouds 60,000]")
+@click.option("--tokens-per-minute", type=int, help="More get 429. [default: no limit; clouds 100,000,000]")
 @click.option("--noise", type=float, help="Deviation of the logarithm of step durations, such as 0.05.")
 @click.option("--prefix-caching/--no-prefix-caching", default=True, help="Share KV blocks by content.")
 @click.option("--seed", type=int, default=0, help="Of answers and noise; the same request gets the same answer.")
@@ -128,21 +142,22 @@ def _settings(values: dict[str, Any]) -> EmulatorSettings:
 @click.option("--tokens-per-chunk", type=int, default=1, help="Tokens per content chunk; the first is sent at once.")
 @click.option("--tool-share", type=float, default=0.5, help="Share of requests with tools answered by a call.")
 @click.option("--cached-tokens/--no-cached-tokens", default=True, help="Tell cached_tokens in the usage.")
-@click.option("--keepalive-interval", type=float, metavar="SECONDS", help="Comment lines on silent streams.")
+@click.option("--keepalive-interval", type=float, metavar="SECONDS", help="Comment lines (or pings) on silent streams.")
 @click.option("--idle-timeout", type=float, metavar="SECONDS", help="Close connections that were idle so long.")
 @click.option("--ignore-disconnects", is_flag=True, help="Go on generating for clients that left.")
 @click.option(
     "--fault", multiple=True, metavar="NAME=VALUE", help="Do this wrong, such as reset_after=3 (docs/emulator.md)."
 )
-@click.option("--fault-every", type=click.IntRange(1), default=1, help="Only at each n-th chat request.")
-@click.option("--fault-first", type=click.IntRange(1), help="Only at the first n chat requests.")
+@click.option("--fault-every", type=click.IntRange(1), default=1, help="Only at each n-th request.")
+@click.option("--fault-first", type=click.IntRange(1), help="Only at the first n requests.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Truth log: a JSON line per request.")
 @click.option("--log-tokens", is_flag=True, help="With the instant of each content write.")
 @click.option("--until-stdin-closes", is_flag=True, hidden=True)
 def emulate(until_stdin_closes: bool, **values: Any) -> None:
     """Serve a fake engine with a stated model of continuous batching.
 
-    It speaks vLLM's chat API and metrics on a real socket; no model runs, and every answer says so in the header
+    It speaks chat, completions, Responses and Anthropic's Messages as vLLM, SGLang, llama.cpp or a cloud do, on a real
+    socket; no model runs, and every answer says so in the header
     x-infersiege-emulated. Expected TTFT and TPOT follow from the options by the equations of docs/emulator.md. Ctrl-C
     ends it.
     """

@@ -10,15 +10,24 @@ from dataclasses import dataclass, fields, replace
 
 from infersiege.errors import UsageError
 
+USAGE_LAYOUTS = ("missing", "zero", "cumulative", "merged", "late")
+"""Nowhere · all counts 0 · on every chunk · on the chunk with the finish reason · only in an event after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """All that can go wrong with one answer. None or False: it does not."""
 
     status: int | None = None
-    """Answer with this status and vLLM's error body instead of a stream."""
+    """Answer with this status and the profile's error body instead of a stream."""
     retry_after: str | None = None
     """Value of a Retry-After header, with `status`."""
+    retry_after_ms: int | None = None
+    """Value of a `retry-after-ms` header, with `status`."""
+    retry_date: int | None = None
+    """Retry-After as the HTTP date that is so many seconds away, with `status`."""
+    refuse_field: str | None = None
+    """400 that names this field, if the request has it."""
     context: bool = False
     """400, prompt longer than the context."""
     echo_key: bool = False
@@ -26,23 +35,29 @@ class Fault:
     html: bool = False
     """200 with a login page."""
     empty: bool = False
-    """200 text/event-stream with an empty body."""
+    """200 with an empty body: an event stream without a byte, or no bytes of JSON."""
     json_error: bool = False
     """200 application/json with an error object, also when a stream was asked for."""
     error_after: int | None = None
-    """An error event after so many chunks, then [DONE]."""
+    """An error event after so many chunks, in the form of profile and protocol."""
     error_code: int = 500
-    """The code inside that event."""
+    """What went wrong there, as the status that it would have."""
     reset_after: int | None = None
     """TCP reset after so many chunks; 0: right after the headers."""
     close_after: int | None = None
     """Close the connection after so many chunks, the chunked body unfinished; 0: right after the headers."""
     eof_after: int | None = None
-    """End the body properly after so many chunks, with no finish reason and no [DONE]."""
+    """End the body properly after so many chunks, with no finish reason and no end mark."""
     hang_after: int | None = None
     """Say nothing more after so many chunks, but keep the connection."""
     no_done: bool = False
+    """No `[DONE]`, `message_stop` or `response.completed`."""
     no_usage: bool = False
+    """The same as `usage=missing`."""
+    usage: str | None = None
+    """Layout of the usage: one of USAGE_LAYOUTS."""
+    model: str | None = None
+    """The answer names this model."""
     no_finish: bool = False
     """No finish reason anywhere."""
     finish: str | None = None
@@ -50,9 +65,9 @@ class Fault:
     bad_json: int | None = None
     """The chunk with this number (from 1) is cut in the middle of its JSON."""
     duplicate_role: bool = False
-    """Send the role chunk twice."""
+    """Send the events before the first token twice."""
     reasoning: int | None = None
-    """So many leading tokens go out as `delta.reasoning`."""
+    """So many leading tokens go out as reasoning."""
     burst: bool = False
     """Hold everything back and write it at once at the end."""
     trickle: int | None = None
@@ -60,9 +75,9 @@ class Fault:
     delay: int | None = None
     """Take the request into the queue so much later."""
     tail_delay: int | None = None
-    """Usage and [DONE] come so much after the last token."""
+    """Usage and end mark come so much after the last token."""
     end_delay: int | None = None
-    """The end of the chunked body comes so much after [DONE]."""
+    """The end of the chunked body comes so much after the end mark."""
 
     def __str__(self) -> str:
         """The written form, which `parse_fault` reads."""
@@ -73,6 +88,11 @@ class Fault:
     def early(self) -> bool:
         """Whether the answer is made without the engine."""
         return self.status is not None or self.context or self.echo_key or self.html or self.empty or self.json_error
+
+    @property
+    def usage_layout(self) -> str | None:
+        """None: as the profile does."""
+        return "missing" if self.no_usage else self.usage
 
     @property
     def cut_after(self) -> int | None:
@@ -107,4 +127,8 @@ def parse_fault(text: str, base: Fault | None = None) -> Fault:
     fault = replace(base or Fault(), **values)  # type: ignore[arg-type]
     if fault.status is not None and not 200 <= fault.status <= 599:
         raise UsageError(f"fault {text!r}: status {fault.status} is not from 200 to 599")
+    if fault.usage is not None and fault.usage not in USAGE_LAYOUTS:
+        raise UsageError(
+            f"fault {text!r}: no usage layout {fault.usage!r}", hint=f"known are {', '.join(USAGE_LAYOUTS)}"
+        )
     return fault

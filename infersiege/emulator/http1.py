@@ -9,8 +9,11 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
+from email.utils import formatdate
 from typing import Any
+
+from infersiege.emulator.profile import Manner
+from infersiege.emulator.refusal import phrase
 
 _HEAD_LIMIT = 64 * 1024
 _BODY_LIMIT = 256 * 1024 * 1024
@@ -33,28 +36,6 @@ class _BadRequestError(Exception):
         self.status = status
 
 
-def head(status: int, fields: dict[str, str]) -> bytes:
-    """Status line and header fields; the emulator names itself in every answer."""
-    try:
-        phrase = HTTPStatus(status).phrase
-    except ValueError:
-        phrase = "Emulated"
-    lines = [f"HTTP/1.1 {status} {phrase}", "server: infersiege-emulator", "x-infersiege-emulated: 1"]
-    lines += [f"{name}: {value}" for name, value in fields.items()]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
-
-
-def whole(status: int, body: bytes, content_type: str, **fields: str) -> bytes:
-    """A complete answer with its length. `_` in a field's name stands for `-`."""
-    named = {name.replace("_", "-"): value for name, value in fields.items()}
-    return head(status, {"content-type": content_type, "content-length": str(len(body)), **named}) + body
-
-
-def whole_json(status: int, value: Any, **fields: str) -> bytes:
-    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    return whole(status, body, "application/json", **fields)
-
-
 class Connection(asyncio.Protocol):
     """One client. The application gets each request and calls `finished` when its answer is written."""
 
@@ -62,7 +43,7 @@ class Connection(asyncio.Protocol):
         self,
         number: int,
         handle: Callable[[Connection, Request], None],
-        idle_timeout_s: float | None,
+        manner: Manner,
         closed: Callable[[Connection], None],
     ) -> None:
         self.number = number
@@ -70,7 +51,8 @@ class Connection(asyncio.Protocol):
         """Called when the client goes away while its request is open."""
         self._handle = handle
         self._closed = closed
-        self._idle_timeout_s = idle_timeout_s
+        self._manner = manner
+        self._requests = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._buffer = bytearray()
         self._searched = 0
@@ -105,6 +87,35 @@ class Connection(asyncio.Protocol):
         """One write to the socket; nothing if the client is gone."""
         if self._transport is not None:
             self._transport.write(data)
+
+    def head(self, status: int, fields: dict[str, str]) -> bytes:
+        """Status line and header fields of an answer; the emulator names itself in every one.
+
+        Decides whether the connection stays open after it.
+        """
+        manner = self._manner
+        if status >= 400 and manner.closes_after_error:
+            self._close_after = True
+        lines = [f"HTTP/1.1 {status} {phrase(status)}", "server: infersiege-emulator", "x-infersiege-emulated: 1"]
+        named = dict(manner.fields)
+        if manner.dated:
+            named["date"] = formatdate(usegmt=True)
+        named |= {"connection": "close"} if self._close_after else dict(manner.open_fields)
+        lines += [f"{name}: {value}" for name, value in (named | fields).items()]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+
+    def whole(self, status: int, body: bytes, content_type: str, fields: dict[str, str] | None = None) -> bytes:
+        """A complete answer with its length."""
+        told = {"content-type": content_type, "content-length": str(len(body)), **(fields or {})}
+        return self.head(status, told) + body
+
+    def whole_json(self, status: int, value: Any, fields: dict[str, str] | None = None) -> bytes:
+        body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        return self.whole(status, body, self._manner.json_type, fields)
+
+    def stream_head(self, fields: dict[str, str]) -> bytes:
+        """The head of a 200 with an event stream."""
+        return self.head(200, {**dict(self._manner.stream_fields), "transfer-encoding": "chunked", **fields})
 
     def finished(self) -> None:
         """The answer is complete: take the next request or close."""
@@ -141,13 +152,15 @@ class Connection(asyncio.Protocol):
         except _BadRequestError as error:
             self._close_after = True
             self._busy = True
-            self.write(whole_json(error.status, {"detail": str(error)}, connection="close"))
+            self.write(self.whole_json(error.status, {"detail": str(error)}))
             self.finished()
             return
         if request is not None:
             self._stop_idle_timer()
             self._busy = True
-            self._close_after = request.headers.get("connection", "").lower() == "close"
+            self._requests += 1
+            asked_to_close = request.headers.get("connection", "").lower() == "close"
+            self._close_after = asked_to_close or self._requests == self._manner.most_requests
             self._handle(self, request)
 
     def _parse(self) -> Request | None:
@@ -189,8 +202,8 @@ class Connection(asyncio.Protocol):
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _start_idle_timer(self) -> None:
-        if self._idle_timeout_s is not None:
-            self._idle_timer = asyncio.get_running_loop().call_later(self._idle_timeout_s, self.close)
+        if self._manner.idle_timeout_s is not None:
+            self._idle_timer = asyncio.get_running_loop().call_later(self._manner.idle_timeout_s, self.close)
 
     def _stop_idle_timer(self) -> None:
         if self._idle_timer is not None:

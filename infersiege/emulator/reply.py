@@ -1,24 +1,57 @@
-"""One chat request on its way: tokens of the model become writes, writes become truth."""
+"""One request on its way: tokens of the model become writes, writes become truth."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
-from infersiege.emulator import frames
 from infersiege.emulator.answer import Answer
 from infersiege.emulator.faults import Fault
-from infersiege.emulator.frames import Frames
-from infersiege.emulator.http1 import Connection, head, whole_json
+from infersiege.emulator.frames import END, Counts, Frames, Script, http_chunk
+from infersiege.emulator.frames_chat import ChatFrames, CompletionFrames
+from infersiege.emulator.frames_messages import PING, MessagesFrames
+from infersiege.emulator.frames_responses import ResponsesFrames
+from infersiege.emulator.http1 import Connection
 from infersiege.emulator.metrics import Metrics
 from infersiege.emulator.model import Sequence
 from infersiege.emulator.outlets import BurstOutlet, DirectOutlet, Outlet, TrickleOutlet
+from infersiege.emulator.profile import PROFILES, Api
+from infersiege.emulator.refusal import RefusedError, of_status
 from infersiege.emulator.settings import EmulatorSettings
 from infersiege.emulator.truthlog import RequestTruth
 
-STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
+FRAMES: dict[Api, type[Frames]] = {
+    Api.CHAT: ChatFrames,
+    Api.COMPLETIONS: CompletionFrames,
+    Api.RESPONSES: ResponsesFrames,
+    Api.MESSAGES: MessagesFrames,
+}
+"""Protocol -> how its answers are written."""
+
+
+def script_of(answer: Answer, settings: EmulatorSettings, fault: Fault, number: int) -> Script:
+    """What the writing of this answer needs to know."""
+    profile = PROFILES[settings.profile]
+    layout = fault.usage_layout
+    on_finish = answer.api in profile.usage_on_finish
+    unasked = on_finish or answer.api in (Api.RESPONSES, Api.MESSAGES) or not answer.stream
+    tells = layout != "missing" and (unasked or answer.include_usage or layout is not None)
+    return Script(
+        number=number,
+        created=int(time.time()),
+        model=fault.model or answer.model,
+        pieces=answer.pieces,
+        tool=answer.tool,
+        reasoning=fault.reasoning or 0,
+        profile=profile,
+        tells_usage=tells,
+        usage_on_every_chunk=tells and (layout == "cumulative" or answer.usage_on_every_chunk),
+        usage_on_finish=layout == "merged" or (on_finish and layout != "late"),
+        usage_asked=answer.include_usage,
+        late_usage=layout == "late",
+        timed=layout != "missing",
+    )
 
 
 class Reply:
@@ -34,32 +67,36 @@ class Reply:
         truth: RequestTruth,
         metrics: Metrics,
         over: Callable[[Reply], None],
+        fields: dict[str, str] | None = None,
     ) -> None:
+        """`fields`: header fields of this answer beside the usual ones."""
         self.sequence = sequence
         self.truth = truth
         self.last_write_ns = truth.received_ns
         self._connection = connection
         self._answer = answer
         self._settings = settings
-        self._fault = fault
+        self._fault = fault or Fault()
         self._metrics = metrics
         self._over = over
+        self._fields = {"x-request-id": truth.request_id, **(fields or {})}
         self._is_over = False
         self._written_tokens = 0
         self._token_ns: int | None = None
-        answer_id = f"chatcmpl-{truth.number:016x}"
-        self._frames = Frames(answer_id, int(time.time()), settings.model, answer.pieces, answer.tool)
+        script = script_of(answer, settings, self._fault, truth.number)
+        self._frames = FRAMES[answer.api](script)
         self._per_chunk = settings.tokens_per_chunk
-        self._on_every_chunk = answer.usage_on_every_chunk
+        self._on_every_chunk = script.usage_on_every_chunk
+        self._reasoning = 0 if answer.tool is not None else script.reasoning
         self._outlet = self._choose_outlet()
         connection.on_disconnect = self.disconnected
 
     def start(self) -> None:
-        """Headers leave at once, long before the first token, as vLLM's do."""
+        """Headers leave at once, long before the first token, as engines' do."""
         self.truth.status = 200
         if self._answer.stream:
-            self._outlet.write(head(200, {**STREAM_HEADERS, "x-request-id": self.truth.request_id}))
-            if self._fault is not None and self._fault.cut_after == 0:
+            self._outlet.write(self._connection.stream_head(self._fields))
+            if self._fault.cut_after == 0:
                 self._cut(self._fault)
 
     @property
@@ -67,9 +104,12 @@ class Reply:
         return self._is_over
 
     def keepalive(self, now_ns: int) -> None:
+        """A sign of life on a silent stream: a comment, or the ping of Anthropic's cloud."""
         if self._answer.stream:
             self.last_write_ns = now_ns
-            self._outlet.write(frames.KEEPALIVE)
+            profile = PROFILES[self._settings.profile]
+            pings = profile.name == "anthropic" and self._answer.api is Api.MESSAGES
+            self._outlet.write(http_chunk(PING if pings else profile.keepalive_comment))
 
     def token(self, due_ns: int) -> None:
         """The model gave one token; `due_ns` is when it says so."""
@@ -77,13 +117,10 @@ class Reply:
             return
         sequence = self.sequence
         now_ns = time.monotonic_ns()
-        metrics = self._metrics
         if self._token_ns is None:
-            metrics.ttft.observe((now_ns - self.truth.received_ns) / 1e9)
-            admitted_ns = sequence.admitted_ns or self.truth.received_ns
-            metrics.queue_time.observe(max(0, admitted_ns - self.truth.received_ns) / 1e9)
+            self._observe_first(now_ns)
         else:
-            metrics.itl.observe((now_ns - self._token_ns) / 1e9)
+            self._metrics.next_token((now_ns - self._token_ns) / 1e9)
         self._token_ns = now_ns
         generated = sequence.generated
         if self._answer.stream:
@@ -91,6 +128,16 @@ class Reply:
                 self._write_tokens(generated, due_ns)
         elif sequence.finished:
             self._write_whole(due_ns)
+
+    def _observe_first(self, now_ns: int) -> None:
+        received_ns = self.truth.received_ns
+        self._metrics.first_token(
+            (now_ns - received_ns) / 1e9,
+            max(0, (self.sequence.admitted_ns or received_ns) - received_ns) / 1e9,
+            self._answer.prompt_tokens,
+            self.sequence.cached_tokens or 0,
+            stream=self._answer.stream,
+        )
 
     def disconnected(self) -> None:
         self.cut_short("disconnect")
@@ -102,19 +149,19 @@ class Reply:
             self.truth.done_ns = time.monotonic_ns()
             self._end()
 
-    def refuse_in_stream(self, error: dict[str, Any], finish: str) -> None:
-        """An error event where tokens should have been, then [DONE]: what vLLM does after a 200."""
+    def refuse_in_stream(self, error: RefusedError, finish: str) -> None:
+        """An error event where tokens should have been, after a 200."""
         self.truth.finish = finish
         self.truth.done_ns = time.monotonic_ns()
-        self._outlet.write(frames.event({"error": error}))
+        data = self._frames.error(error)
         self._end()
-        self._outlet.write(frames.DONE + frames.END)
+        self._outlet.write(http_chunk(data) + END)
         self._outlet.end()
 
     def _choose_outlet(self) -> Outlet:
-        if self._fault is not None and self._fault.burst:
+        if self._fault.burst:
             return BurstOutlet(self._connection)
-        if self._fault is not None and self._fault.trickle is not None:
+        if self._fault.trickle is not None:
             return TrickleOutlet(self._connection, self._fault.trickle / 1e3)
         return DirectOutlet(self._connection)
 
@@ -125,27 +172,28 @@ class Reply:
         self.truth.preemptions = self.sequence.preemptions
         self._over(self)
 
+    def _write(self, data: bytes) -> None:
+        """SSE events as one HTTP chunk and one write; nothing for no bytes."""
+        if data:
+            self._outlet.write(http_chunk(data))
+
     def _write_tokens(self, stop: int, due_ns: int) -> None:
-        start = self._written_tokens
-        fault = self._fault
-        truth = self.truth
+        start, fault, truth = self._written_tokens, self._fault, self.truth
         if start == 0:
-            role = self._frames.role(self._usage(0) if self._on_every_chunk else None)
-            self._outlet.write(role)
-            if fault is not None and fault.duplicate_role:
-                self._outlet.write(role)
+            opening = self._frames.opening(self._counts(0))
+            for _ in range(2 if fault.duplicate_role else 1):
+                self._write(opening)
         finish = self._finish_reason() if self.sequence.finished else None
-        usage = self._usage(stop) if self._on_every_chunk else None
-        thinking = fault is not None and fault.reasoning is not None and start < fault.reasoning
-        data = self._frames.tokens(start, stop, finish, usage, reasoning=thinking)
-        if fault is not None and fault.bad_json == truth.chunks + 1:
+        counts = self._counts(stop) if self._on_every_chunk else None
+        data = self._frames.tokens(start, stop, finish, counts)
+        if fault.bad_json == truth.chunks + 1:
             data = data[: len(data) // 2].rstrip() + b"\n\n"
-        data = b"%x\r\n%b\r\n" % (len(data), data)
+        data = http_chunk(data)
         now_ns = time.monotonic_ns()
         self._outlet.write(data)
         self._note_write(now_ns, due_ns, stop - start)
         self._written_tokens = stop
-        if fault is not None and fault.cut_after == truth.chunks:
+        if fault.cut_after == truth.chunks:
             self._cut(fault)
         elif self.sequence.finished:
             self._finish_stream()
@@ -167,18 +215,35 @@ class Reply:
 
     def _finish_reason(self) -> str | None:
         fault = self._fault
-        if fault is not None and fault.no_finish:
+        if fault.no_finish:
             return None
-        return self._answer.finish_reason if fault is None or fault.finish is None else fault.finish
+        return self._frames.finish_reason(self._answer.finish_reason) if fault.finish is None else fault.finish
 
-    def _usage(self, output_tokens: int) -> dict[str, Any]:
-        cached = self.sequence.cached_tokens if self._settings.cached_tokens_in_usage else None
-        return frames.usage_of(self._answer.prompt_tokens, output_tokens, cached)
+    def _counts(self, output_tokens: int) -> Counts:
+        """What usage tells after so many tokens."""
+        cached = self.sequence.cached_tokens or 0
+        written = 0
+        if self._answer.marks_cache:  # the full blocks of the prompt that were not in the cache before
+            size = self._settings.spec.block_size
+            written = self._answer.prompt_tokens // size * size - cached
+        first_ns = self._token_ns if self.truth.first_token_ns is None else self.truth.first_token_ns
+        admitted_ns = self.sequence.admitted_ns or self.truth.received_ns
+        counts = Counts(
+            prompt=self._answer.prompt_tokens,
+            output=output_tokens,
+            cached=cached if self._settings.cached_tokens_in_usage else None,
+            cache_written=written,
+            reasoning=min(output_tokens, self._reasoning),
+            prefill_ms=max(0, (first_ns or admitted_ns) - admitted_ns) / 1e6,
+            decode_ms=max(0, (self._token_ns or 0) - (first_ns or 0)) / 1e6,
+        )
+        return counts.zero() if self._fault.usage_layout == "zero" else counts
 
     def _finish_stream(self) -> None:
-        fault = self._fault or Fault()
-        self.truth.finish = self._finish_reason()
+        fault = self._fault
+        finish = self.truth.finish = self._finish_reason()
         self._count_finish()
+        self._write(self._frames.finishing(finish, self._counts(self._written_tokens)))
         if fault.tail_delay:
             asyncio.get_running_loop().call_later(fault.tail_delay / 1e3, self._write_tail, fault)
         else:
@@ -187,15 +252,15 @@ class Reply:
     def _write_tail(self, fault: Fault) -> None:
         if self._is_over:  # the client left in the meantime
             return
-        if self._answer.include_usage and not fault.no_usage:
-            self._outlet.write(self._frames.usage(self._usage(self._written_tokens)))
+        counts = self._counts(self._written_tokens)
+        self._write(self._frames.tail(self.truth.finish, counts))
         self.truth.done_ns = time.monotonic_ns()
+        mark = b"" if fault.no_done else http_chunk(self._frames.end(self.truth.finish, counts))
         if fault.end_delay:
-            if not fault.no_done:
-                self._outlet.write(frames.DONE)
-            asyncio.get_running_loop().call_later(fault.end_delay / 1e3, self._write_end, frames.END)
+            self._outlet.write(mark)
+            asyncio.get_running_loop().call_later(fault.end_delay / 1e3, self._write_end, END)
         else:
-            self._write_end(frames.END if fault.no_done else frames.DONE + frames.END)
+            self._write_end(mark + END)
 
     def _write_end(self, data: bytes) -> None:
         if not self._is_over:
@@ -206,10 +271,8 @@ class Reply:
     def _write_whole(self, due_ns: int) -> None:
         tokens = self.sequence.generated
         self.truth.finish = self._finish_reason()
-        body = self._frames.whole(self._answer.pieces, self.truth.finish, self._usage(tokens))
-        if self._fault is not None and self._fault.no_usage:
-            del body["usage"]
-        data = whole_json(200, body, x_request_id=self.truth.request_id)
+        body = self._frames.whole(self.truth.finish, self._counts(tokens))
+        data = self._connection.whole_json(200, body, self._fields)
         self.truth.output_tokens = tokens
         self.truth.done_ns = time.monotonic_ns()
         self.truth.late_ns = self.truth.done_ns - due_ns
@@ -219,9 +282,14 @@ class Reply:
         self._outlet.end()
 
     def _count_finish(self) -> None:
-        reason = self._answer.finish_reason
-        self._metrics.finished["length" if reason == "length" else "stop"] += 1
-        self._metrics.e2e.observe((time.monotonic_ns() - self.truth.received_ns) / 1e9)
+        self._metrics.answered(
+            self._answer.finish_reason,
+            (time.monotonic_ns() - self.truth.received_ns) / 1e9,
+            self._answer.prompt_tokens,
+            self.sequence.cached_tokens or 0,
+            self.sequence.generated,
+            stream=self._answer.stream,
+        )
 
     def _cut(self, fault: Fault) -> None:
         """End the stream in the way that the fault asks for."""
@@ -229,8 +297,7 @@ class Reply:
         at = fault.cut_after
         if at == fault.error_after:
             message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-            kind = "Service Unavailable" if fault.error_code == 503 else "InternalServerError"
-            self.refuse_in_stream({"message": message, "type": kind, "param": None, "code": fault.error_code}, "error")
+            self.refuse_in_stream(of_status(fault.error_code, message), "error")
         elif at == fault.reset_after:
             self.truth.finish = "reset"
             self._end()
@@ -242,7 +309,7 @@ class Reply:
         elif at == fault.eof_after:
             self.truth.finish = "eof"
             self._end()
-            self._outlet.write(frames.END)
+            self._outlet.write(END)
             self._outlet.end()
         else:
             self.truth.finish, self.truth.done_ns = "hang", None

@@ -11,26 +11,26 @@ import json
 import select
 import selectors
 import time
-from http import HTTPStatus
+from dataclasses import replace
 from typing import Any
 
-from infersiege.emulator import metrics as metrics_page
-from infersiege.emulator.answer import RefusedError, context_error, plan_answer
+from infersiege.emulator.answer import Answer, answer_of
 from infersiege.emulator.faults import Fault, parse_fault
-from infersiege.emulator.http1 import Connection, Request, head, whole, whole_json
-from infersiege.emulator.metrics import Metrics
+from infersiege.emulator.http1 import Connection, Request
+from infersiege.emulator.metrics import Metrics, VllmMetrics
+from infersiege.emulator.metrics_engines import METRICS
 from infersiege.emulator.model import Engine, QueueFullError, Sequence, Step
-from infersiege.emulator.reply import STREAM_HEADERS, Reply
+from infersiege.emulator.pages import PAGES, State
+from infersiege.emulator.profile import PATHS, PROFILES, Api
+from infersiege.emulator.quota import CLOUD_REQUESTS, CLOUD_TOKENS, Quota
+from infersiege.emulator.refusal import Reason, RefusedError, busy, invalid
+from infersiege.emulator.refused import early_answer, over_quota, refusal_bytes, refusal_in_stream
+from infersiege.emulator.reply import Reply
 from infersiege.emulator.settings import EmulatorSettings
 from infersiege.emulator.text import corpus_of
 from infersiege.emulator.truthlog import RequestTruth, TruthLog
+from infersiege.emulator.wish import read_wish
 from infersiege.errors import UsageError
-
-VERSION = "infersiege-emulator-1"
-_LOGIN_PAGE = b"<!DOCTYPE html>\n<html><head><title>Login</title></head><body><h1>Please log in</h1></body></html>\n"
-_BUSY = (
-    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
-)
 
 
 class PreciseSelector(selectors.EpollSelector):
@@ -55,10 +55,15 @@ class EmulatorServer:
     def __init__(self, settings: EmulatorSettings) -> None:
         """Raises UsageError when the log can't be written."""
         self.settings = settings
+        self.profile = PROFILES[settings.profile]
         self.engine = Engine(settings.spec)
-        self.metrics = Metrics()
+        self.metrics: Metrics = METRICS.get(self.profile.name, VllmMetrics)()
         self.requests = 0
-        """Chat requests so far."""
+        """Requests for an answer so far."""
+        manner, idle_s = self.profile.manner, settings.idle_timeout_s
+        self._manner = manner if idle_s is None else replace(manner, idle_timeout_s=idle_s)
+        self._quota = _quota(settings)
+        self._state = State(settings, self.engine)
         self._log = TruthLog(settings.log)
         self._replies: dict[Sequence, Reply] = {}
         self._connections: set[Connection] = set()
@@ -66,13 +71,6 @@ class EmulatorServer:
         self._server: asyncio.Server | None = None
         self._step: Step | None = None
         self._stopping = False
-        self._routes = {
-            "/v1/chat/completions": ("POST", self._chat),
-            "/v1/models": ("GET", self._models),
-            "/health": ("GET", self._health),
-            "/version": ("GET", self._version),
-            "/metrics": ("GET", self._metrics),
-        }
 
     async def start(self) -> int:
         """Listen; gives the port. Raises UsageError when the address can't be had."""
@@ -87,10 +85,9 @@ class EmulatorServer:
             raise UsageError(
                 f"{host}:{port}: can't listen: {reason}", hint="choose another --port, or 0 for a free one"
             ) from None
-        if self.settings.keepalive_interval_s is not None:
-            loop.call_later(
-                self.settings.keepalive_interval_s / 4, self._keep_alive, self.settings.keepalive_interval_s
-            )
+        interval_s = self.settings.keepalive_interval_s or self.profile.keepalive_interval_s
+        if interval_s is not None:
+            loop.call_later(interval_s / 4, self._keep_alive, interval_s)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
@@ -107,81 +104,143 @@ class EmulatorServer:
 
     def _new_connection(self) -> Connection:
         self._connection_count += 1
-        connection = Connection(
-            self._connection_count, self._route, self.settings.idle_timeout_s, self._connections.discard
-        )
+        connection = Connection(self._connection_count, self._route, self._manner, self._connections.discard)
         self._connections.add(connection)
         return connection
 
     def _route(self, connection: Connection, request: Request) -> None:
-        route = self._routes.get(request.path)
-        if route is None:
-            self._answer(connection, whole_json(404, {"detail": "Not Found"}))
-        elif request.method != route[0]:
-            self._answer(connection, whole_json(405, {"detail": "Method Not Allowed"}, allow=route[0]))
+        path, profile = request.path, self.profile
+        api = PATHS.get(path)
+        api = api if api in profile.apis else None
+        counts = path == "/v1/messages/count_tokens" and Api.MESSAGES in profile.apis
+        page = PAGES[profile.name].get(path)
+        metrics = path == "/metrics" and profile.has_metrics
+        if api is None and page is None and not counts and not metrics:
+            self._not_found(connection)
+        elif request.method != ("POST" if api is not None or counts else "GET"):
+            self._wrong_method(connection, "POST" if api is not None or counts else "GET")
+        elif api is not None:
+            self._ask(connection, request, api)
+        elif not self._authorised(request, Api.MESSAGES if counts else None):
+            error = RefusedError(Reason.KEY, "Unauthorized")
+            self._answer(connection, refusal_bytes(connection, profile, None, error)[1])
+        elif counts:
+            self._count_tokens(connection, request)
+        elif metrics:
+            text = self.metrics.render(self.engine, self.settings.model)
+            self._answer(connection, connection.whole(200, text, self.metrics.content_type))
         else:
-            route[1](connection, request)
+            assert page is not None
+            value = page(self._state)
+            if value is None:
+                self._answer(connection, connection.head(200, {"content-length": "0"}))
+            else:
+                self._answer(connection, connection.whole_json(200, value))
 
     def _answer(self, connection: Connection, data: bytes) -> None:
         connection.write(data)
         connection.finished()
 
-    def _authorised(self, request: Request) -> bool:
-        key = self.settings.api_key
-        return key is None or request.headers.get("authorization") == f"Bearer {key}"
-
-    def _models(self, connection: Connection, request: Request) -> None:
-        if not self._authorised(request):
-            self._answer(connection, whole_json(401, {"error": "Unauthorized"}))
+    def _not_found(self, connection: Connection) -> None:
+        if self.profile.name in ("vllm", "sglang"):
+            self._answer(connection, connection.whole_json(404, {"detail": "Not Found"}))
             return
-        model = {
-            "id": self.settings.model,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "infersiege-emulator",
-            "root": self.settings.model,
-            "parent": None,
-            "max_model_len": self.settings.spec.max_model_len,
-        }
-        self._answer(connection, whole_json(200, {"object": "list", "data": [model]}))
+        error = RefusedError(Reason.MODEL, "File Not Found", code="Not found")
+        self._answer(connection, refusal_bytes(connection, self.profile, None, error)[1])
 
-    def _health(self, connection: Connection, request: Request) -> None:
-        self._answer(connection, head(200, {"content-length": "0"}))
+    def _wrong_method(self, connection: Connection, allowed: str) -> None:
+        """llama.cpp knows no such path then, the others say what they would take."""
+        if self.profile.name == "llama.cpp":
+            self._not_found(connection)
+            return
+        body = {"detail": "Method Not Allowed"}
+        self._answer(connection, connection.whole_json(405, body, {"allow": allowed}))
 
-    def _version(self, connection: Connection, request: Request) -> None:
-        self._answer(connection, whole_json(200, {"version": VERSION}))
+    def _authorised(self, request: Request, api: Api | None) -> bool:
+        """Whether the key came in a form that this engine takes; `api` None: of a page."""
+        key, profile = self.settings.api_key, self.profile
+        if key is None or request.path in profile.open_paths or not request.path.startswith(profile.guards):
+            return True
+        bearer = api is None or api in profile.takes_bearer
+        x_api_key = bool(profile.takes_x_api_key) if api is None else api in profile.takes_x_api_key
+        if bearer and request.headers.get("authorization") == f"Bearer {key}":
+            return True
+        return x_api_key and request.headers.get("x-api-key") == key
 
-    def _metrics(self, connection: Connection, request: Request) -> None:
-        page = self.metrics.render(self.engine, self.settings.model)
-        self._answer(connection, whole(200, page, metrics_page.CONTENT_TYPE))
+    def _count_tokens(self, connection: Connection, request: Request) -> None:
+        try:
+            body = _body_json(request.body)
+            if isinstance(body, dict):
+                body = {**body, "max_tokens": 1}
+            wish = read_wish(body, Api.MESSAGES, self.profile, self.settings.model)
+        except RefusedError as error:
+            self._answer(connection, refusal_bytes(connection, self.profile, Api.MESSAGES, error)[1])
+            return
+        self._answer(connection, connection.whole_json(200, {"input_tokens": len(wish.prompt)}))
 
-    def _chat(self, connection: Connection, request: Request) -> None:
+    def _ask(self, connection: Connection, request: Request, api: Api) -> None:
         self.requests += 1
         request_id = request.headers.get("x-request-id") or f"emulated-{self.requests}"
-        truth = RequestTruth(self.requests, request_id, connection.number, received_ns=request.received_ns)
+        truth = RequestTruth(self.requests, request_id, connection.number, api.value, received_ns=request.received_ns)
         if self.settings.log_tokens:
             truth.token_writes = []
-        if not self._authorised(request):
-            self._answer_early(connection, truth, 401, whole_json(401, {"error": "Unauthorized"}))
-            return
+        fields = self._quota.headers(self.profile.rate_limit_headers, time.time()) if self._quota else {}
+        body: Any = None
         try:
+            if not self._authorised(request, api):
+                raise RefusedError(Reason.KEY, "Unauthorized")
             fault = self._fault_of(request, truth)
             if fault is not None and fault.early:
-                self._answer_early(connection, truth, *_early_answer(fault, request, self.settings))
+                stream = b'"stream":true' in request.body.replace(b" ", b"")
+                early = early_answer(fault, connection, request, api, self.settings, stream=stream)
+                self._answer_early(connection, truth, *early)
                 return
-            answer = plan_answer(_body_json(request.body), self.settings)
+            body = _body_json(request.body)
+            if fault is not None and fault.refuse_field is not None and fault.refuse_field in body:
+                raise invalid(fault.refuse_field, f"Unrecognized request argument supplied: {fault.refuse_field}")
+            if api is Api.MESSAGES and self.profile.name == "anthropic" and "anthropic-version" not in request.headers:
+                raise RefusedError(Reason.INVALID, "anthropic-version: header is required")
+            answer = answer_of(read_wish(body, api, self.profile, self.settings.model), self.settings)
         except RefusedError as error:
-            body = whole_json(error.status, {"error": error.error}, x_request_id=request_id)
-            self._answer_early(connection, truth, error.status, body)
+            self._refuse(connection, truth, api, error, body, {"x-request-id": request_id, **fields})
             return
+        if self._quota is not None:
+            wait_s = self._quota.take(answer.prompt_tokens + answer.output_tokens, time.monotonic_ns())
+            fields = self._quota.headers(self.profile.rate_limit_headers, time.time())
+            if wait_s is not None:
+                refused = over_quota(connection, self.profile, api, wait_s, {"x-request-id": request_id, **fields})
+                self._answer_early(connection, truth, *refused)
+                return
+        self._begin(connection, answer, fault, truth, fields)
+
+    def _refuse(
+        self,
+        connection: Connection,
+        truth: RequestTruth,
+        api: Api,
+        error: RefusedError,
+        body: Any,
+        fields: dict[str, str],
+    ) -> None:
+        streamed = isinstance(body, dict) and bool(body.get("stream"))
+        if streamed and api is Api.MESSAGES and self.profile.messages_refuse_in_stream:
+            truth.finish = "rejected"
+            data = refusal_in_stream(connection, self.settings, error, fields)
+            self._answer_early(connection, truth, 200, data)
+            return
+        self._answer_early(connection, truth, *refusal_bytes(connection, self.profile, api, error, fields))
+
+    def _begin(
+        self, connection: Connection, answer: Answer, fault: Fault | None, truth: RequestTruth, fields: dict[str, str]
+    ) -> None:
         truth.stream, truth.prompt_tokens = answer.stream, answer.prompt_tokens
-        sequence = Sequence(request.received_ns, answer.prompt_tokens, answer.output_tokens, answer.chain)
-        reply = Reply(connection, answer, sequence, self.settings, fault, truth, self.metrics, self._reply_over)
+        sequence = Sequence(truth.received_ns, answer.prompt_tokens, answer.output_tokens, answer.chain)
+        reply = Reply(connection, answer, sequence, self.settings, fault, truth, self.metrics, self._reply_over, fields)
         self._replies[sequence] = reply
         if fault is not None and fault.delay:
-            asyncio.get_running_loop().call_later(fault.delay / 1e3, self._submit_late, reply, connection)
+            asyncio.get_running_loop().call_later(fault.delay / 1e3, self._submit_late, reply, connection, answer.api)
         else:
-            self._submit(reply, connection)
+            self._submit(reply, connection, answer.api)
 
     def _fault_of(self, request: Request, truth: RequestTruth) -> Fault | None:
         """The header's fault on top of the command line's. Raises RefusedError for a header that can't be read."""
@@ -191,7 +250,7 @@ class EmulatorServer:
             try:
                 fault = parse_fault(asked, fault)
             except UsageError as error:
-                raise RefusedError(400, "Bad Request", f"x-emulate: {error}", "x-emulate") from None
+                raise RefusedError(Reason.INVALID, f"x-emulate: {error}", "x-emulate") from None
         truth.fault = None if fault is None else str(fault)
         return fault
 
@@ -201,32 +260,33 @@ class EmulatorServer:
         self._log.write(truth)
         self._answer(connection, data)
 
-    def _submit_late(self, reply: Reply, connection: Connection) -> None:
+    def _submit_late(self, reply: Reply, connection: Connection, api: Api) -> None:
         if not reply.is_over:
             reply.sequence.arrival_ns = time.monotonic_ns()
-            self._submit(reply, connection)
+            self._submit(reply, connection, api)
 
-    def _submit(self, reply: Reply, connection: Connection) -> None:
+    def _submit(self, reply: Reply, connection: Connection, api: Api) -> None:
         try:
             self.engine.submit(reply.sequence)
         except QueueFullError:
             self.metrics.rejected += 1
-            self._reject(reply, connection)
+            self._reject(reply, connection, api)
             return
         reply.start()
         if self._step is None:
             self._next_step()
 
-    def _reject(self, reply: Reply, connection: Connection) -> None:
-        error = {"message": _BUSY, "type": "Service Unavailable", "param": None, "code": 503}
-        if reply.truth.stream and self.settings.overload_in_stream:
+    def _reject(self, reply: Reply, connection: Connection, api: Api) -> None:
+        in_stream = self.settings.overload_in_stream
+        if reply.truth.stream and (self.profile.overload_in_stream if in_stream is None else in_stream):
             reply.start()
             if not reply.is_over:
-                reply.refuse_in_stream(error, "rejected")
+                reply.refuse_in_stream(busy(), "rejected")
             return
-        reply.truth.status = 503
+        fields = {"x-request-id": reply.truth.request_id}
+        reply.truth.status, data = refusal_bytes(connection, self.profile, api, busy(), fields)
         reply.cut_short("rejected")
-        self._answer(connection, whole_json(503, {"error": error}, x_request_id=reply.truth.request_id))
+        self._answer(connection, data)
 
     def _reply_over(self, reply: Reply) -> None:
         self._replies.pop(reply.sequence, None)
@@ -262,32 +322,12 @@ def _body_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except ValueError:
-        message = "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body', 'msg': 'JSON decode error'}"
-        raise RefusedError(400, "Bad Request", message, "body") from None
+        raise invalid("body", "{'type': 'json_invalid', 'loc': 'body', 'msg': 'JSON decode error'}") from None
 
 
-def _early_answer(fault: Fault, request: Request, settings: EmulatorSettings) -> tuple[int, bytes]:
-    """(status, bytes) of a faulty answer that needs no engine."""
-    if fault.status is not None:
-        fields = {} if fault.retry_after is None else {"retry_after": fault.retry_after}
-        error = {"message": "emulated fault", "type": _phrase(fault.status), "param": None, "code": fault.status}
-        return fault.status, whole_json(fault.status, {"error": error}, **fields)
-    if fault.context:
-        refused = context_error(settings.spec.max_model_len)
-        return refused.status, whole_json(refused.status, {"error": refused.error})
-    if fault.echo_key:
-        text = f"invalid key: {request.headers.get('authorization', 'none')}"
-        return 401, whole_json(401, {"error": {"message": text, "type": "authentication_error", "code": 401}})
-    if fault.html:
-        return 200, whole(200, _LOGIN_PAGE, "text/html; charset=utf-8")
-    if fault.json_error:
-        error = {"message": "no such model", "type": "invalid_request_error", "param": None, "code": None}
-        return 200, whole_json(200, {"error": error})
-    return 200, head(200, STREAM_HEADERS) + b"0\r\n\r\n"
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Emulated"
+def _quota(settings: EmulatorSettings) -> Quota | None:
+    """None: no limits, and no headers that tell of any."""
+    requests, tokens = settings.requests_per_minute, settings.tokens_per_minute
+    if requests is None and tokens is None and PROFILES[settings.profile].rate_limit_headers is None:
+        return None
+    return Quota(requests or CLOUD_REQUESTS, tokens or CLOUD_TOKENS, time.monotonic_ns())

@@ -1,4 +1,4 @@
-"""The truth log: one JSON line per chat request, written and flushed at its end.
+"""The truth log: one JSON line per request for an answer, written and flushed at its end.
 
 All `_ns` values are `time.monotonic_ns()` of this host: comparable with any process on the same machine that reads
 CLOCK_MONOTONIC. docs/emulator.md lists the fields.
@@ -16,11 +16,13 @@ from infersiege.errors import UsageError
 
 @dataclass(slots=True)
 class RequestTruth:
-    """What really happened to one chat request. None: it did not happen, or is not known."""
+    """What really happened to one request. None: it did not happen, or is not known."""
 
     number: int
     request_id: str
     connection: int
+    api: str = "chat"
+    """`chat`, `completions`, `responses` or `messages`."""
     stream: bool | None = None
     status: int | None = None
     """None: nothing was answered."""
