@@ -805,7 +805,8 @@ class Stack:
         self.folder = folder
         self.environ = environ
         self.web = free_port()
-        emulator, master = free_port(), free_port()
+        self.emulator = emulator = free_port()
+        master = free_port()
         self._replaced = [
             (r"http://influxdb:8086", influx),
             (r"\bemulator:8000\b", f"127.0.0.1:{emulator}"),
@@ -943,6 +944,16 @@ def test_the_services_do_one_run_together(
     values = dict(zip(final["columns"], final["values"][0], strict=True))
     (whole,) = [one for one in summary.groups if (one.scenario, one.channel, one.stage) == (None, None, None)]
     assert (values["code"], values["ok"]) == (code, whole.counts.ok)
+    # The engine's agent is another container: its series came back from the database, and the run rests on them.
+    (stage,) = summary.resources
+    assert stage.running_mean is not None and stage.running_mean > 0 and stage.kv_use_peak is not None, stage
+    assert list(stage.coverage) == [f"engine 127.0.0.1:{services.emulator}"] and min(stage.coverage.values()) > 0.5
+    (row,) = influx.query(
+        'SELECT last("limit") AS kind, last("running_mean") AS running FROM "infersiege_run" '
+        "WHERE scenario = 'all' AND channel = 'all' AND stage != 'all'"
+    )
+    values = dict(zip(row["columns"], row["values"][0], strict=True))
+    assert (values["kind"], values["running"]) == (stage.limit, stage.running_mean), "what the dashboard shows"
     (engines,) = influx.query('SHOW TAG VALUES FROM "engine" WITH KEY = "engine"')
     assert [value for _, value in engines["values"]] == ["vllm"]
     assert influx.count("engine", "up") >= 8
