@@ -22,6 +22,8 @@ SECOND_NS = 1_000_000_000
 BY_TOKENS, BY_GPU_HOURS, BY_BOTH = "tokens", "GPU hours", "tokens and GPU hours"
 """`Cost.basis`."""
 
+_RATE = "cost_per_million_output_tokens"
+
 BYTES_PER_TOKEN = 4
 """Of a request's body: about right for English and, with 3 bytes a character, for Chinese."""
 
@@ -159,7 +161,7 @@ def settle(summary: Summary, prices: Mapping[str, Prices | None]) -> Summary:
     )
     groups = summary.groups
     if hourly:
-        groups = tuple(_with_gpus(group, summary, prices, gpus) for group in groups)
+        groups = tuple(_with_gpus(group, groups, prices, gpus) for group in groups)
     if groups and (read := _how_read(prices)):
         groups = (msgspec.structs.replace(groups[0], notes=(*groups[0].notes, *read)), *groups[1:])
     return msgspec.structs.replace(
@@ -182,31 +184,29 @@ def _whole(costs: tuple[Cost, ...]) -> float | None:
 
 
 def _with_gpus(
-    group: GroupSummary, summary: Summary, prices: Mapping[str, Prices | None], gpus: Mapping[str, int | None]
+    group: GroupSummary,
+    groups: tuple[GroupSummary, ...],
+    prices: Mapping[str, Prices | None],
+    gpus: Mapping[str, int | None],
 ) -> GroupSummary:
     """A group with its part of the GPUs' cost."""
     mine = [name for name in gpus if group.channel in (None, name)]
+    if group.scenario is not None:
+        mine = [name for name in mine if name in group.channels]
     if not mine:
         return group
-    rates = {**group.rates, "cost_per_million_output_tokens": None}
-    if group.scenario is not None and {trace.scenario for trace in summary.traces} != {group.scenario}:
-        # Scenarios share the GPUs, and nothing tells whose time it was.
+    rates = {**group.rates, _RATE: None}
+    if group.scenario is not None and any(_shared(name, group.scenario, groups) for name in mine):
+        # Nothing tells whose time it was.
         return msgspec.structs.replace(group, cost=None, rates=rates)
-    parts = [_hours(prices[name], gpus[name], group.steady_duration_ns) for name in mine]
-    unknown = [name for name, part in zip(mine, parts, strict=True) if part is None]
-    known = [part for part in parts if part is not None]
+    parts = {name: _hours(prices[name], gpus[name], group.steady_duration_ns) for name in mine}
+    hours = [part for part in parts.values() if part is not None]
+    unknown = [name for name, part in parts.items() if part is None]
     tokens = group.cost
-    total = None if unknown else sum(known) + (tokens.total or 0.0 if tokens is not None else 0.0)
-    throughput = group.rates.get("throughput")
-    only_hours = group.channel is not None or len(gpus) == len(prices)
-    arrived = (throughput or 0.0) * group.steady_duration_ns / SECOND_NS
-    if total is not None and only_hours and arrived:
-        rates["cost_per_million_output_tokens"] = total / arrived * PER_MILLION
-    notes = group.notes + tuple(
-        f"the cost of {name} is not known: give price.gpus, the number of its GPUs, or have them watched"
-        for name in unknown
-    )
-    counts = [count for name in mine if (count := gpus[name]) is not None]
+    total = None if unknown else math.fsum((*hours, (tokens.total if tokens is not None else None) or 0.0))
+    arrived = (group.rates.get("throughput") or 0.0) * group.steady_duration_ns / SECOND_NS
+    if total is not None and arrived and set(group.channels) <= gpus.keys():
+        rates[_RATE] = total / arrived * PER_MILLION
     cost = Cost(
         channel=group.channel,
         basis=BY_GPU_HOURS if tokens is None else BY_BOTH,
@@ -214,9 +214,18 @@ def _with_gpus(
         turns=tokens.turns if tokens is not None else 0,
         estimated_turns=tokens.estimated_turns if tokens is not None else 0,
         estimated=tokens.estimated if tokens is not None else None,
-        gpus=None if unknown else sum(counts),
+        gpus=None if unknown else sum(gpus[name] or 0 for name in mine),
     )
-    return msgspec.structs.replace(group, cost=cost, rates=rates, notes=notes)
+    notes = tuple(
+        f"the cost of {name} is not known: give price.gpus, the number of its GPUs, or have them watched"
+        for name in unknown
+    )
+    return msgspec.structs.replace(group, cost=cost, rates=rates, notes=group.notes + notes)
+
+
+def _shared(channel: str, scenario: str, groups: tuple[GroupSummary, ...]) -> bool:
+    """Whether another scenario used the channel as well."""
+    return any(channel in group.channels and group.scenario not in (None, scenario) for group in groups)
 
 
 def _hours(price: Prices | None, gpus: int | None, duration_ns: int) -> float | None:
@@ -265,6 +274,6 @@ def cost_line(summary: Summary) -> str | None:
     parts = [f"{cost.channel} {'unknown' if cost.total is None else money(cost.total)}" for cost in summary.costs]
     turns, guessed = sum(cost.turns for cost in summary.costs), sum(cost.estimated_turns for cost in summary.costs)
     doubt = f"; {guessed:,} of {turns:,} turns estimated" if guessed else ""
-    rate = summary.groups[0].rates.get("cost_per_million_output_tokens") if summary.groups else None
+    rate = summary.groups[0].rates.get(_RATE) if summary.groups else None
     per = "" if rate is None else f", {money(rate)} per million output tokens in steady"
     return f"cost {'unknown' if summary.cost is None else money(summary.cost)} ({', '.join(parts)}{doubt}){per}"

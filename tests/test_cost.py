@@ -34,7 +34,6 @@ from infersiege.records import (
     StageResources,
     Summary,
     TokensFrom,
-    TraceAccount,
     TurnRecord,
     Verdict,
 )
@@ -380,26 +379,10 @@ def test_rules_hold_a_run_to_its_cost(slo: Slo, verdict: Verdict, why: str) -> N
 # -------------------------------------------------------------------------------------------------------- GPU-hours
 
 
-def local_run(**changes: Any) -> Summary:
+def local_run(*more: TurnRecord, **changes: Any) -> Summary:
     """Ten steady seconds in which 2 turns of 50 tokens arrive; the run takes 12 s."""
-    facts = make.facts(traces=(account("chat"),), cuts=(Cut(scenario="chat"),))
-    summary = summarise([sent(), sent()], facts)
+    summary = summarise([sent(), sent(), *more], make.facts(cuts=(Cut(scenario="chat"),)))
     return msgspec.structs.replace(summary, **changes)
-
-
-def account(scenario: str) -> TraceAccount:
-    return TraceAccount(
-        scenario=scenario,
-        trace="t",
-        format="f",
-        sha256=None,
-        rows=None,
-        sessions=None,
-        sessions_started=1,
-        not_started=None,
-        skipped={},
-        repeat_factor=None,
-    )
 
 
 def stage(gpus: int | None) -> StageResources:
@@ -444,10 +427,16 @@ def test_whose_gpus_they_are(
 
 
 def test_scenarios_that_share_gpus_have_no_cost_of_their_own() -> None:
-    summary = settle(local_run(traces=(account("chat"), account("agent"))), {"local": Price(gpu_hour=3.6, gpus=2)})
-    whole, chat = summary.groups
-    assert whole.rates[RATE] is not None
-    assert (chat.cost, chat.rates[RATE]) == (None, None)
+    prices = {"local": Price(gpu_hour=3.6, gpus=2), "spare": Price(gpu_hour=7.2, gpus=1), "cloud": PLAIN}
+    others = [sent(scenario="agent", channel=name) for name in ("local", "spare")]
+    bought = priced(sent(scenario="faq", channel="cloud"), PLAIN)
+    groups = {group.scenario: group for group in settle(local_run(*others, bought), prices).groups if not group.channel}
+    assert (groups["chat"].cost, groups["chat"].rates[RATE]) == (None, None), "its GPUs are shared"
+    assert (groups["agent"].cost, groups["agent"].rates[RATE]) == (None, None), "one of its two channels is shared"
+    assert groups["faq"].rates[RATE] == about(30.0), "it uses no GPU of ours"
+    alone = settle(local_run(sent(scenario="agent", channel="spare")), prices).groups
+    costs = {group.scenario: group.cost.total for group in alone if group.cost and not group.channel}
+    assert costs == {None: about(0.04), "chat": about(0.02), "agent": about(0.02)}, "each has its own"
 
 
 def test_a_run_paid_in_both_ways() -> None:

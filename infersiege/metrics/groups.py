@@ -99,6 +99,7 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
         in_flight_max=peak_alive(start_ns, end_ns, windows),
         notes=_notes(cells, flows, outcomes, tally) + _about_cost(cost),
         cost=cost,
+        channels=tuple(sorted({cell.key[1] for cell in cells})),
     )
 
 

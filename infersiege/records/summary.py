@@ -90,6 +90,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     cost: Cost | None = None
     """Of turns due in steady; by the hour, of the steady time. None: no price, or shared with other scenarios."""
+    channels: tuple[str, ...] = ()
+    """To which its turns went."""
 
 
 class TraceAccount(msgspec.Struct, frozen=True, kw_only=True):
