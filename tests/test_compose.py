@@ -668,8 +668,9 @@ def test_only_influxdb_itself_may_do_everything_there() -> None:
         if str(volume).startswith("influx-token:")
     }
     writers = {name for name in OURS if name.endswith("-agent")} | {"master"}
-    assert mounts == dict.fromkeys(writers, "/run/influx:ro") | {"influxdb": "/home/influxdb"}
-    assert influx["INFLUX_TOKEN_FILE"] == "/home/influxdb/token"
+    assert mounts == dict.fromkeys(writers, "/run/influx:ro") | {"influxdb": "/etc/influxdb2"}
+    assert influx["INFLUX_TOKEN_FILE"] == "/etc/influxdb2/token"
+    assert influx["INFLUX_CONFIGS_PATH"].startswith("/var/lib/influxdb2/"), "the operator's token is not in that volume"
     for name in writers:
         assert SERVICES[name]["environment"]["INFLUX_TOKEN_FILE"] == "/run/influx/token"
         assert "influxdb" in SERVICES[name]["depends_on"], "the volume must get its owner from InfluxDB's image"
@@ -711,8 +712,8 @@ def test_the_script_of_influxdb_makes_an_account_that_reads_and_one_that_writes(
     cli = tmp_path / "influx"
     cli.write_text(f"#!{sys.executable}\n{INFLUX_CLI}", encoding="utf-8")
     cli.chmod(0o755)
-    (tmp_path / "home").mkdir(mode=0o700)
-    token = tmp_path / "home" / "token"
+    token, settings = tmp_path / "token", tmp_path / "influx-configs"
+    settings.touch()
     ran = subprocess.run(
         [script],
         env={
@@ -720,6 +721,7 @@ def test_the_script_of_influxdb_makes_an_account_that_reads_and_one_that_writes(
             "PATH": f"{tmp_path}:/usr/bin:/bin",
             "INFLUX_READ_PASSWORD": "pass word$1",
             "INFLUX_TOKEN_FILE": str(token),
+            "INFLUX_CONFIGS_PATH": str(settings),
             "DOCKER_INFLUXDB_INIT_BUCKET_ID": "2",  # the image's entry point sets it
             "ASKED": str(tmp_path / "asked"),
             "ANSWER": answer,
@@ -733,9 +735,10 @@ def test_the_script_of_influxdb_makes_an_account_that_reads_and_one_that_writes(
     assert "pass word$1" not in ran.stdout + ran.stderr and "tOk" not in ran.stdout + ran.stderr
     if "line" in answer:
         assert (ran.returncode, token.read_text()) == (0, "tOk-_en==\n"), ran.stderr
-        assert token.stat().st_mode & 0o777 == 0o444 and token.parent.stat().st_mode & 0o005 == 0o005
+        assert token.stat().st_mode & 0o777 == 0o444 and settings.exists()
     else:
         assert ran.returncode != 0 and not token.exists(), "the image starts anew after a script that failed"
+        assert not settings.exists(), "with them `influx setup` would refuse"
 
 
 def test_the_token_comes_from_the_file_that_is_named(tmp_path: Path) -> None:
