@@ -13,15 +13,16 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+
+from loopback_http import LoopbackHttp
 
 INFLUX_MISSING = "influxd is not installed (Debian: apt-get install influxdb)"
 VICTORIA_MISSING = "victoria-metrics is not installed (Debian: apt-get install victoria-metrics)"
@@ -161,7 +162,7 @@ class VictoriaMetrics:
         self.server.stop()
 
 
-class Gateway:
+class Gateway(LoopbackHttp):
     """An HTTP server in front of InfluxDB 1.6. `delay_s` and `answer` make it slow or refuse writes."""
 
     def __init__(self, target: str) -> None:
@@ -227,14 +228,7 @@ class Gateway:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)
 
 
 def _old_path(url: urllib.parse.SplitResult) -> str:

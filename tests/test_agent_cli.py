@@ -22,6 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from infersiege_agents import cli, environment, outlet
 from infersiege_agents.errors import AgentError
+from infersiege_agents.influx.counters import Counters
+from infersiege_agents.influx.target import Target
 from infersiege_agents.points import Point
 
 TOKEN = "my-t0ken-that-nobody-may-see=="
@@ -87,6 +89,11 @@ def test_a_command_loads_only_its_own_module() -> None:
         (["check", "--influx-url"], "expected one argument"),
         (["check"], "which database?"),
         (["csv", "x.csv"], "x.csv: can't be read"),
+        (["gpu", "--with-parent", "--out", "o"], "argument --with-parent: expected one argument"),
+        (["gpu", "--with-parent", "0"], "argument --with-parent: '0' is no whole number from 1 to"),
+        (["gpu", "--expect", "٣"], "argument --expect: '٣' is no whole number from 1 to 1024"),
+        (["engine", "--url", "http://h:1", "--interval", "1s"], "'1s' is no number of seconds from 0.05 to 3600"),
+        (["engine", "--url", "http://h:1", "--close-within", "-1"], "'-1' is no number of seconds from 0 to 3600"),
     ],
 )
 def test_a_usage_error_is_one_line_a_hint_and_2(words: list[str], text: str) -> None:
@@ -259,7 +266,7 @@ def test_a_database_that_is_away_is_told_once_and_its_points_are_sent_by_the_nex
         out.tick()
     assert len(told) == 1
     assert told[0].startswith("warning: ")
-    summary = out.close(1.0)
+    summary = out.close(0.2)
     assert "still spooled in" in summary and "the next start sends them" in summary
     assert out.waiting
     influx.server.start()
@@ -267,6 +274,93 @@ def test_a_database_that_is_away_is_told_once_and_its_points_are_sent_by_the_nex
     summary = again.close(20.0)
     assert "of earlier agents sent" in summary
     assert influx.count("gpu", "ok") == number
+
+
+class Refusing:
+    """A writer that says what it is told to say. The real one is in test_influx_*."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.refusal: str | None = None
+        self.waiting = 0
+
+    def put(self, point: Point) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+    def counters(self) -> Counters:
+        return Counters(
+            written=9 + self.waiting,
+            acknowledged=4,
+            rejected=5,
+            spooled=self.waiting,
+            dropped=0,
+            left_out=0,
+            taken_up=0,
+        )
+
+    def close(self, within_s: float) -> Counters:
+        return self.counters()
+
+
+def refusing() -> tuple[Refusing, outlet.Outlet, list[str], list[float]]:
+    writer, told, now = Refusing(), list[str](), [1000.0]
+    database = outlet.Database(writer, Target("http://h:1"), Path("spool"))
+    return writer, outlet.Outlet(database, None, tell=told.append, clock=lambda: now[0]), told, now
+
+
+def test_refused_points_are_told_once_for_each_new_text_and_are_no_outage() -> None:
+    writer, out, told, now = refusing()
+    writer.refusal = "http://h:1: 400 partial write: line 7"
+    for _ in range(3):
+        out.tick()
+    assert told == ["warning: points are refused: http://h:1: 400 partial write: line 7"]
+    told.clear()
+    writer.problem = "http://h:1: Connection refused"
+    out.tick()
+    writer.problem = None
+    out.tick()
+    out.tick()
+    assert told == ["warning: http://h:1: Connection refused", "http://h:1: takes points again"], "no old refusal again"
+    told.clear()
+    for line in range(170):  # the words quote a line, which is another each time
+        writer.refusal = f"http://h:1: 400 partial write: line {line + 10}"
+        now[0] += 1.0
+        out.tick()
+    assert len(told) == 2, "once a minute"
+
+
+def test_a_refusal_lets_an_import_wait_for_room_all_the_same() -> None:
+    """Only what keeps points waiting means that waiting is of no use."""
+    writer, out, _, now = refusing()
+    writer.refusal, writer.waiting = "http://h:1: 400 partial write", 100
+    seen: list[float] = []
+
+    def tick() -> None:
+        seen.append(now[0])
+        now[0] += 1.0
+        writer.waiting -= 10
+
+    writer.tick = tick  # type: ignore[method-assign]
+    out.wait_for_room(points=50)
+    assert len(seen) == 5
+    writer.waiting, writer.problem = 100, "http://h:1: Connection refused"
+    out.wait_for_room(points=50)
+    assert len(seen) == 5
+
+
+def test_the_last_line_says_why_points_were_refused_and_why_others_wait() -> None:
+    writer, out, _, _ = refusing()
+    writer.refusal, writer.problem, writer.waiting = "400 partial write", "Connection refused", 3
+    summary = out.close()
+    assert (
+        "3 still spooled in spool" in summary
+        and "5 rejected (set aside in spool: infersiege-agent spool list)" in summary
+    )
+    assert summary.endswith("; 400 partial write; Connection refused")
+    assert (out.lost, out.waiting) == (True, True)
 
 
 def test_nowhere_to_go_is_a_usage_error() -> None:

@@ -597,9 +597,9 @@ FAULTS: list[tuple[str, Callable[[scripted_server.Peer], None], str]] = [
     ("redirects for ever", raw(text(b"", "307 Temporary Redirect", extra="location: /metrics/\r\n")),
      "more than 3 redirects"),
     ("a head without end", raw(b"HTTP/1.1 200 OK\r\n", *[b"x: y\r\n"] * 200), "got more than 100 headers"),
-    ("nothing", lambda peer: peer.wait_for_end(), "no answer within 0.5 s"),
-    ("a head drop by drop", raw(*[bytes([c]) for c in text(PAGE)], pause=0.1), "no answer within 0.5 s"),
-    ("a body drop by drop", raw(text(PAGE)[:-20], *[b"x"] * 20, pause=0.1), "no answer within 0.5 s"),
+    ("nothing", lambda peer: peer.wait_for_end(), "no answer within 0.3 s"),
+    ("a head drop by drop", raw(*[bytes([c]) for c in text(PAGE)], pause=0.1), "no answer within 0.3 s"),
+    ("a body drop by drop", raw(text(PAGE)[:-20], *[b"x"] * 20, pause=0.1), "no answer within 0.3 s"),
 ]  # fmt: skip
 
 
@@ -608,7 +608,7 @@ def test_a_failed_scrape_says_why_in_one_line(script: Callable[[scripted_server.
     with scripted_server.Server(script) as server:
         began = time.monotonic()
         slow = "within" in reason
-        made = scrape_of(server.port, "llama.cpp", deadline_s=0.5 if slow else 10.0)
+        made = scrape_of(server.port, "llama.cpp", deadline_s=0.3 if slow else 10.0)
         took_s = time.monotonic() - began
     assert made.fields["up"] == 0.0 and set(made.fields) == {"up", "error"}
     error = str(made.fields["error"])
@@ -707,12 +707,12 @@ def test_a_slow_server_stops_no_other() -> None:
             for server in (*slow, good)
         ]
         sink, lines = Collected(), list[str]()
-        watch = Watch(engines, sink, deadline_s=0.5, tell=lines.append)
+        watch = Watch(engines, sink, deadline_s=0.3, tell=lines.append)
         began = time.monotonic()
         for _ in range(2):
             watch.step()
         took_s = time.monotonic() - began
-    assert took_s < 2.0, "four deadlines one after the other would be 4 s"
+    assert took_s < 2.0, "four deadlines one after the other, twice, would be 2.4 s"
     assert sink.ticks == 2
     up = [(point.tags["instance"], point.fields["up"]) for point in sink.points]
     assert sorted(up) == sorted([(str(s.port), 0.0) for s in slow] * 2 + [(str(good.port), 1.0)] * 2)
@@ -723,11 +723,14 @@ def test_a_slow_server_stops_no_other() -> None:
 class LookingUp(Engine):
     """An engine whose host's name is looked up until the test says so: the one thing without a deadline."""
 
-    found = threading.Event()
+    found, read = threading.Event(), threading.Event()
 
     def scrape(self, deadline_s: float) -> Point:
         self.found.wait(20)
-        return super().scrape(deadline_s)
+        try:
+            return super().scrape(5.0)
+        finally:
+            self.read.set()
 
 
 def test_a_name_server_that_hangs_stops_no_other_and_loses_no_point() -> None:
@@ -742,7 +745,8 @@ def test_a_name_server_that_hangs_stops_no_other_and_loses_no_point() -> None:
         watch.step()
         watch.step()
         LookingUp.found.set()
-        time.sleep(0.5)
+        assert LookingUp.read.wait(20)
+        time.sleep(0.05)  # its thread ends
         watch.step()
     by_name = {name: [p.fields for p in sink.points if p.tags["instance"] == name] for name in ("hangs", "works")}
     assert [fields["up"] for fields in by_name["works"]] == [1.0, 1.0, 1.0]
@@ -875,7 +879,7 @@ def test_options_belong_to_the_url_before_them_and_a_dead_engine_is_exit_code_4(
         code, said, err = agent(
             *("--engine", "vllm", "--url", f"http://127.0.0.1:{dead}", "--instance", "dead"),
             *("--url", f"{server.url}/metrics", "--engine", "lmdeploy", "--api-key-env", "LM_KEY"),
-            *("--seconds", "1", "--interval", "0.5", "--out", str(out), "--host", "gpu-7"),
+            *("--seconds", "0.6", "--interval", "0.3", "--out", str(out), "--host", "gpu-7"),
             environ={"LM_KEY": "sk-secret"},
         )
         assert code == 0, err

@@ -734,7 +734,7 @@ def test_whatever_happens_points_are_whole_and_nothing_is_negative(
 ) -> None:
     rig = many()
     rig.control.update({"0.power": 700000, "1.power": 700000})
-    rig.start()
+    rig.start(fast_s=0.5)
     points: list[Point] = []
     for change in trouble:
         steered: dict[str, object] = dict(change)
@@ -745,7 +745,7 @@ def test_whatever_happens_points_are_whole_and_nothing_is_negative(
         rig.control.update(steered)
         points += rig.run(2)
     rig.control.update(dict.fromkeys([*_KEYS, "order"]))
-    last = rig.run(70)
+    last = rig.run(40)
     assert alive(cards(last, 0))[-1] == alive(cards(last, 1))[-1] == alive(hosts(last))[-1] == 1, "all is well again"
     for point in points + last:
         assert json_line(point)
@@ -860,10 +860,10 @@ def test_hot_restart_makes_no_duplicate_and_no_negative_value(
     for _ in range(2):
         size = file.stat().st_size if file.is_file() else 0
         process = agent("--interval", "0.5", "--out", str(file), environ=control.environ(library))
-        until(lambda size=size: file.is_file() and file.stat().st_size > size + 3000)  # type: ignore[misc]
+        until(lambda size=size: file.is_file() and file.stat().st_size > size + 2000)  # type: ignore[misc]
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=30)
-    arguments = ("--interval", "0.5", "--seconds", "1.5", "--out", str(file))
+    arguments = ("--interval", "0.5", "--seconds", "0.9", "--out", str(file))
     process = agent(*arguments, environ=control.environ(library))
     _, err = process.communicate(timeout=30)
     assert process.returncode == 0, err
@@ -881,11 +881,11 @@ def test_seconds_ends_it_with_all_its_points_and_says_so(
     library: Path, control: fake_nvml.Control, tmp_path: Path
 ) -> None:
     file = tmp_path / "gpu.jsonl"
-    arguments = ("--seconds", "2", "--interval", "0.5", "--host", "rack 7", "--out", str(file))
+    arguments = ("--seconds", "1.5", "--interval", "0.5", "--host", "rack 7", "--out", str(file))
     process = agent(*arguments, environ=control.environ(library))
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "")
-    assert len(hosts(rows_of(file))) in (3, 4)
+    assert len(hosts(rows_of(file))) in (2, 3)
     assert {point.tags["host"] for point in rows_of(file)} == {"rack 7"}
     assert f"{len(rows_of(file))} points written" in err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -11,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import databases
@@ -20,6 +21,7 @@ from infersiege_agents.errors import TARGET, AgentError
 from infersiege_agents.influx import target_of
 from infersiege_agents.influx.http import UnreachableError
 from infersiege_agents.influx.server import TruncatedError, check, identify, literal, query, quoted
+from loopback_http import LoopbackHttp
 
 Answer = tuple[int, Mapping[str, str], bytes]
 TOKEN = "s3cret-token=="
@@ -33,7 +35,7 @@ def said(status: int, body: object = b"", **headers: str) -> Answer:
 V2 = {"x_influxdb_version": "v2.7.1", "x_influxdb_build": "OSS"}
 
 
-class Scripted:
+class Scripted(LoopbackHttp):
     """A database that answers by path; what it was asked is kept."""
 
     def __init__(self, routes: Mapping[str, Answer], clock_offset_s: float = 0.0) -> None:
@@ -60,14 +62,7 @@ class Scripted:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)
 
 
 @contextmanager
@@ -132,14 +127,8 @@ def relay(influx: databases.InfluxDB, write: Callable[[bytes], None]) -> Iterato
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with contextlib.closing(LoopbackHttp(Handler)) as server:
+        yield server.url
 
 
 def test_a_database_that_is_not_there_is_made_by_the_hint(influx: databases.InfluxDB) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable
 
 
@@ -39,8 +38,6 @@ def add_with_parent(parser: argparse._ActionsContainer) -> None:
     """--with-parent PID. The id is told from outside: a parent that died before we looked would never be missed."""
     parser.add_argument(
         "--with-parent",
-        nargs="?",  # TODO
-        const=os.getppid(),
         type=count(1 << 29),
         metavar="PID",
         help="end when the process of this id, which started this one, has ended",

@@ -148,7 +148,14 @@ class Writer(Protocol):
     def counters(self) -> Counters: ...
 
     @property
-    def problem(self) -> str | None: ...
+    def problem(self) -> str | None:
+        """Why points wait, or are dropped, at present."""
+        ...
+
+    @property
+    def refusal(self) -> str | None:
+        """The database's latest words for points that it refused for good; None: it refused none."""
+        ...
 
     def close(self, within_s: float) -> Counters: ...
 
@@ -172,10 +179,12 @@ class Database:
         if counters.inherited:
             text += f", {counters.inherited:,} of earlier agents still wait"
         if counters.rejected:
-            text += f", {counters.rejected:,} rejected (set aside in {self.spool})"
+            text += f", {counters.rejected:,} rejected (set aside in {self.spool}: infersiege-agent spool list)"
         if counters.dropped:
             text += f", {counters.dropped:,} dropped"
-        if (counters.spooled or counters.rejected) and self.writer.problem:
+        if counters.rejected and self.writer.refusal:
+            text += f"; {self.writer.refusal}"
+        if (counters.spooled or counters.dropped) and self.writer.problem:
             text += f"; {self.writer.problem}"
         return text, counters
 
@@ -269,7 +278,9 @@ class Outlet:
         self._tell = tell or say
         self._clock = clock
         self._told: str | None = None
-        self._told_at = -_TELL_AGAIN_S
+        self._told_at = self._refusal_at = -_TELL_AGAIN_S
+        self._refusal: str | None = None
+        """The refusal that was told last."""
         self._file_told = False
         self.lost = False
         """Points were lost: rejected, dropped, or not written to the file. Final after `close`."""
@@ -286,6 +297,7 @@ class Outlet:
         if self._database is not None:
             self._database.writer.tick()
             self._tell_of_database(self._database)
+            self._tell_of_refusals(self._database)
         if self._file is not None and self._file.problem is not None and not self._file_told:
             self._file_told = True
             self._tell(f"warning: {self._file.problem}; going on, points are lost there")
@@ -303,6 +315,14 @@ class Outlet:
             self._tell(f"warning: {problem}")
             self._told_at = now
         self._told = problem
+
+    def _tell_of_refusals(self, database: Database) -> None:
+        """What is refused for good does not come back by itself: a new text is told, at most once a minute."""
+        refusal, now = database.writer.refusal, self._clock()
+        if refusal is None or refusal == self._refusal or now - self._refusal_at < _TELL_AGAIN_S:
+            return
+        self._refusal, self._refusal_at = refusal, now
+        self._tell(f"warning: points are refused: {refusal}")
 
     def wait_for_room(self, within_s: float = 60.0, *, points: int = ROOM_POINTS) -> None:
         """For an import, which is faster than any database: let all but `points` go out before more comes in.
