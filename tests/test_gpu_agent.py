@@ -25,7 +25,7 @@ from infersiege_agents.gpu_fields import Field, Scalar
 from infersiege_agents.measurements import GPU, GPU_HOST
 from infersiege_agents.points import Point, json_line
 
-LOST, UNKNOWN, NOT_SUPPORTED, TIMED_OUT, NO_PERMISSION = 15, 999, 3, 10, 4
+LOST, UNKNOWN, NOT_SUPPORTED, TIMED_OUT, NO_PERMISSION, INVALID = 15, 999, 3, 10, 4, 2
 EVENTS = {"xid", "xid_count"}
 FAULTY = {"ok", "error", "error_text"} | EVENTS
 """What the point of a card that can't be read has: its fault, and events, which are no readings."""
@@ -276,7 +276,7 @@ def test_gp_08_a_value_that_fails_is_absent_with_its_reason_and_told_once(rig: R
 
 
 def test_what_is_not_supported_is_listed_once_at_the_start(rig: Rig) -> None:
-    rig.control.update({"count": 8, "rc.nvmlDeviceGetTotalEccErrors": NOT_SUPPORTED, "rc.field.138": NOT_SUPPORTED,
+    rig.control.update({"count": 8, "rc.nvmlDeviceGetTotalEccErrors": NOT_SUPPORTED, "rc.field.138": INVALID,
                         "rc.field.186": NOT_SUPPORTED, "rc.field.83": NOT_SUPPORTED, "rc.field.197": NOT_SUPPORTED,
                         "rc.nvmlDeviceGetCurrentClocksEventReasons": NOT_SUPPORTED})  # fmt: skip
     rig.start()

@@ -30,7 +30,18 @@ from infersiege_agents.gpu_fields import (
 )
 from infersiege_agents.gpu_interval import Interval, host_memory
 from infersiege_agents.measurements import GPU
-from infersiege_agents.nvml import GONE, NEVER, NOT_SUPPORTED, OK, CallError, Fault, Handle, Nvml, address
+from infersiege_agents.nvml import (
+    GONE,
+    NEVER,
+    NEVER_OF_MANY,
+    NOT_SUPPORTED,
+    OK,
+    CallError,
+    Fault,
+    Handle,
+    Nvml,
+    address,
+)
 from infersiege_agents.points import Point
 
 SELDOM_NS = 10 * 10**9
@@ -337,7 +348,7 @@ class Card:
 
     def _fail(self, name: str, fault: Fault) -> None:
         """One value of a call that gives several."""
-        if fault.code in NEVER:
+        if fault.code in NEVER_OF_MANY:
             self._lack((name,))
         else:
             self._failing[fault] = None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pynvml
 
-from infersiege_agents.nvml import FUNCTION_NOT_FOUND, NEVER, OK, TOO_MANY, Function, Handle, Nvml
+from infersiege_agents.nvml import FUNCTION_NOT_FOUND, NEVER, NEVER_OF_MANY, OK, TOO_MANY, Function, Handle, Nvml
 
 Values = dict[str, float]
 
@@ -225,7 +225,7 @@ class FieldsReading:
             return code
         without = []
         for entry, row in zip(self._buffer, self._rows, strict=True):
-            if entry.nvmlReturn in NEVER:
+            if entry.nvmlReturn in NEVER_OF_MANY:
                 without.append(row)
             elif entry.nvmlReturn == OK and 0 <= entry.valueType < len(_MEMBERS):
                 member = _MEMBERS[entry.valueType]

@@ -29,6 +29,10 @@ NEVER: frozenset[int] = frozenset(
 )
 """The card or the driver does not have it: asking again before the next initialisation is of no use."""
 
+NEVER_OF_MANY = NEVER | {INVALID_ARGUMENT}
+"""The same for one value of a call that gives several: which it is never changes, so an invalid one stays so. That is
+what drivers say of a field that is newer than they are, and of NVLink on a card without."""
+
 GONE: frozenset[int] = frozenset(
     {
         UNINITIALIZED,
