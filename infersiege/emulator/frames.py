@@ -135,13 +135,18 @@ class Frames(ABC):
         self._plain = joined.isprintable() and '"' not in joined and "\\" not in joined
         """Nothing to escape: the usual case, and half a millisecond less for a long answer."""
 
+    @property
+    def usage_with_last_text(self) -> bool:
+        """Whether the chunk with the last text tells usage even where the others do not."""
+        return False
+
     @abstractmethod
     def opening(self, counts: Counts) -> bytes:
         """Before the first token."""
 
     @abstractmethod
     def tokens(self, start: int, stop: int, finish: str | None, counts: Counts | None) -> bytes:
-        """Tokens start..stop. `finish`: these are the last. `counts`: where usage is on every chunk."""
+        """Tokens start..stop. `finish`: these are the last. `counts`: where usage is on this chunk."""
 
     def finishing(self, finish: str | None, counts: Counts) -> bytes:
         """Right after the last token."""
@@ -163,6 +168,10 @@ class Frames(ABC):
         """An error inside the stream, and the end that this engine gives it."""
         data = event({"error": error_object(self.profile, error, streamed=True)})
         return data + (DONE if self.profile.error_then_done else b"")
+
+    def refusal(self, error: RefusedError) -> bytes:
+        """An error in the place of all events."""
+        return self.error(error)
 
     def finish_reason(self, reason: str) -> str:
         """The reason of the end in the words of this protocol."""
@@ -187,7 +196,7 @@ class Frames(ABC):
                 yield part, low, high
 
 
-def usage_of(profile: Profile, counts: Counts) -> dict[str, Any]:
+def usage_of(profile: Profile, api: Api, counts: Counts) -> dict[str, Any]:
     """The usage object of chat and completions."""
     usage: dict[str, Any] = {
         "prompt_tokens": counts.prompt,
@@ -198,7 +207,9 @@ def usage_of(profile: Profile, counts: Counts) -> dict[str, Any]:
         usage["prompt_tokens_details"] = {"cached_tokens": counts.cached}
     if profile.name == "sglang":
         usage.setdefault("prompt_tokens_details", None)
-        usage |= {"reasoning_tokens": counts.reasoning, "completion_tokens_details": None}
+        usage["reasoning_tokens"] = counts.reasoning
+        if api is Api.CHAT:
+            usage["completion_tokens_details"] = None
     elif profile.name == "openai" or (counts.reasoning and profile.name == "vllm"):
         usage["completion_tokens_details"] = {"reasoning_tokens": counts.reasoning}
     return usage

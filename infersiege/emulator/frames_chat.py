@@ -47,7 +47,7 @@ class ChoiceFrames(Frames):
         value = {"choices": choices, **self._base} if self.profile.name == "llama.cpp" else dict(self._base)
         value["choices"] = choices
         if counts is not None:
-            value["usage"] = usage_of(self.profile, counts)
+            value["usage"] = usage_of(self.profile, self.api, counts)
         elif self._null_usage():
             value["usage"] = None
         return value
@@ -72,6 +72,10 @@ class ChoiceFrames(Frames):
                 choice["prompt_token_ids"] = None
             choice["token_ids"] = None
         return choice
+
+    @property
+    def usage_with_last_text(self) -> bool:
+        return self._with_text and self._usage_on_finish()
 
     def empty(self) -> dict[str, Any]:
         """A choice's content without text."""
@@ -128,7 +132,7 @@ class ChoiceFrames(Frames):
         if self.profile.name == "vllm":
             value["system_fingerprint"] = FINGERPRINT
         if self.script.tells_usage:
-            value["usage"] = usage_of(self.profile, counts)
+            value["usage"] = usage_of(self.profile, self.api, counts)
         if self.profile.name == "llama.cpp" and self.script.timed:
             value["timings"] = timings_of(counts)
         return value

@@ -140,8 +140,9 @@ class MessagesFrames(Frames):
         return data + (event({"type": "message_stop"}, "message_stop") if self.profile.name == "sglang" else b"")
 
     def refusal(self, error: RefusedError) -> bytes:
-        """A stream that is refused after its 200 (SGLang): it begins and ends as if it were an answer."""
-        return self._start(Counts(0, 0)) + self.error(error)
+        """SGLang's begins and ends as if it were an answer."""
+        start = self._start(Counts(0, 0)) if self.profile.messages_refuse_in_stream else b""
+        return start + self.error(error)
 
     def finish_reason(self, reason: str) -> str:
         if self.script.tool is not None and reason == "stop":

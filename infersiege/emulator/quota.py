@@ -52,13 +52,14 @@ class Quota:
         self._tokens.left -= tokens
         return None
 
-    def headers(self, form: str | None, wall_s: float) -> dict[str, str]:
-        """What is left, as `openai` or `anthropic` tell it; nothing for None."""
+    def headers(self, form: str | None, wall_s: float, *, exhausted: bool = False) -> dict[str, str]:
+        """What is left, as `openai` or `anthropic` tell it; nothing for None. `exhausted`: no request is left."""
         if form is None:
             return {}
         fields: dict[str, str] = {}
         for kind, bucket in (("requests", self._requests), ("tokens", self._tokens)):
-            left, full_s = str(max(0, math.floor(bucket.left))), bucket.full_in_s()
+            whole = 0 if exhausted and kind == "requests" else max(0, math.floor(bucket.left))
+            left, full_s = str(whole), bucket.full_in_s()
             if form == "openai":
                 fields[f"x-ratelimit-limit-{kind}"] = str(bucket.per_minute)
                 fields[f"x-ratelimit-remaining-{kind}"] = left

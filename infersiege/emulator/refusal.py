@@ -62,6 +62,9 @@ class RefusedError(Exception):
     limit: int = 0
     """Of the context, with Reason.CONTEXT."""
     code: str | None = None
+    """Anthropic's words, with Reason.MODEL."""
+    literal: bool = False
+    """The message is to be sent as it stands, whatever this engine says as a rule."""
 
     def __post_init__(self) -> None:
         self.status = self.status or _STATUS[self.reason]
@@ -77,7 +80,7 @@ def invalid(param: str, message: str) -> RefusedError:
 def of_status(status: int, message: str) -> RefusedError:
     """The refusal that usually has this status."""
     reason = _BY_STATUS.get(status, Reason.FAILED if status >= 500 else Reason.INVALID)
-    return RefusedError(reason, message, status=status)
+    return RefusedError(reason, message, status=status, code=message)
 
 
 def no_model(asked: object, there: str) -> RefusedError:
@@ -121,6 +124,7 @@ _WORDS: dict[tuple[str, Reason], str] = {
 
 _KINDS: dict[str, dict[Reason, str]] = {
     "vllm": {
+        Reason.OVERLOAD: "Service Unavailable",
         Reason.INVALID: "Bad Request",
         Reason.EMPTY: "BadRequestError",
         Reason.CONTEXT: "BadRequestError",
@@ -164,7 +168,7 @@ _CLOUD_CODES: dict[Reason, str] = {
 def worded(profile: Profile, error: RefusedError) -> str:
     """The message in the engine's own words."""
     words = _WORDS.get((profile.name, error.reason))
-    if words is None or error.message.startswith("emulated"):
+    if words is None or error.literal:
         return error.message
     return words.format(prompt_tokens=error.prompt_tokens, limit=error.limit, code=error.code)
 
@@ -211,7 +215,7 @@ def anthropic_error(profile: Profile, error: RefusedError, *, streamed: bool = F
 
 def body_of(profile: Profile, api: Api | None, error: RefusedError) -> dict[str, Any]:
     """The JSON body of an error answer. `api` None: of a path that is none of the four."""
-    if error.reason is Reason.KEY and profile.name in ("vllm", "sglang") and not error.message.startswith("emulated"):
+    if error.reason is Reason.KEY and profile.name in ("vllm", "sglang") and not error.literal:
         return {"error": "Unauthorized"}
     if profile.name == "anthropic" and api is not Api.CHAT:
         return {**anthropic_error(profile, error), "request_id": "req_emulated"}

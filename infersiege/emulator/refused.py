@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from email.utils import formatdate
 
@@ -39,29 +40,42 @@ def refusal_in_stream(
 
 
 def early_answer(
-    fault: Fault, connection: Connection, request: Request, api: Api, settings: EmulatorSettings, *, stream: bool
+    fault: Fault,
+    connection: Connection,
+    request: Request,
+    api: Api,
+    settings: EmulatorSettings,
+    fields: dict[str, str],
 ) -> tuple[int, bytes]:
-    """(status, bytes) of a faulty answer that needs no engine."""
+    """(status, bytes) of a faulty answer that needs no engine. `fields`: of the rate limits."""
     profile = PROFILES[settings.profile]
     if fault.status is not None:
         error = of_status(fault.status, "emulated fault")
         body = body_of(profile, api, error)
-        return fault.status, connection.whole_json(fault.status, body, _retry_fields(fault))
+        return fault.status, connection.whole_json(fault.status, body, {**fields, **_retry_fields(fault)})
     if fault.context:
         limit = settings.spec.max_model_len
         return refusal_bytes(connection, profile, api, over_context(limit + 1, limit))
     if fault.echo_key:
         sent = request.headers.get("authorization") or request.headers.get("x-api-key") or "none"
-        text = f"emulated fault: invalid key: {sent}"
-        return refusal_bytes(connection, profile, api, RefusedError(Reason.KEY, text))
+        echo = RefusedError(Reason.KEY, f"invalid key: {sent}", literal=True)
+        return refusal_bytes(connection, profile, api, echo)
     if fault.html:
         return 200, connection.whole(200, _LOGIN_PAGE, "text/html; charset=utf-8")
     if fault.json_error:
         error = RefusedError(Reason.INVALID, "emulated fault: no such model", status=400)
         return 200, connection.whole_json(200, body_of(profile, api, error))
-    if stream:
+    if _asks_for_stream(request.body):
         return 200, connection.stream_head({}) + END
     return 200, connection.whole(200, b"", "application/json")
+
+
+def _asks_for_stream(body: bytes) -> bool:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and bool(value.get("stream"))
 
 
 def _retry_fields(fault: Fault) -> dict[str, str]:

@@ -153,7 +153,7 @@ class Reply:
         """An error event where tokens should have been, after a 200."""
         self.truth.finish = finish
         self.truth.done_ns = time.monotonic_ns()
-        data = self._frames.error(error)
+        data = self._frames.error(error) if self._written_tokens else self._frames.refusal(error)
         self._end()
         self._outlet.write(http_chunk(data) + END)
         self._outlet.end()
@@ -184,7 +184,8 @@ class Reply:
             for _ in range(2 if fault.duplicate_role else 1):
                 self._write(opening)
         finish = self._finish_reason() if self.sequence.finished else None
-        counts = self._counts(stop) if self._on_every_chunk else None
+        told = self._on_every_chunk or (self.sequence.finished and self._frames.usage_with_last_text)
+        counts = self._counts(stop) if told else None
         data = self._frames.tokens(start, stop, finish, counts)
         if fault.bad_json == truth.chunks + 1:
             data = data[: len(data) // 2].rstrip() + b"\n\n"

@@ -184,15 +184,15 @@ class EmulatorServer:
         truth = RequestTruth(self.requests, request_id, connection.number, api.value, received_ns=request.received_ns)
         if self.settings.log_tokens:
             truth.token_writes = []
-        fields = self._quota.headers(self.profile.rate_limit_headers, time.time()) if self._quota else {}
+        fields = self._limit_fields()
         body: Any = None
         try:
             if not self._authorised(request, api):
                 raise RefusedError(Reason.KEY, "Unauthorized")
             fault = self._fault_of(request, truth)
             if fault is not None and fault.early:
-                stream = b'"stream":true' in request.body.replace(b" ", b"")
-                early = early_answer(fault, connection, request, api, self.settings, stream=stream)
+                fields = self._limit_fields(exhausted=fault.status == 429)
+                early = early_answer(fault, connection, request, api, self.settings, fields)
                 self._answer_early(connection, truth, *early)
                 return
             body = _body_json(request.body)
@@ -206,7 +206,7 @@ class EmulatorServer:
             return
         if self._quota is not None:
             wait_s = self._quota.take(answer.prompt_tokens + answer.output_tokens, time.monotonic_ns())
-            fields = self._quota.headers(self.profile.rate_limit_headers, time.time())
+            fields = self._limit_fields()
             if wait_s is not None:
                 refused = over_quota(connection, self.profile, api, wait_s, {"x-request-id": request_id, **fields})
                 self._answer_early(connection, truth, *refused)
@@ -241,6 +241,11 @@ class EmulatorServer:
             asyncio.get_running_loop().call_later(fault.delay / 1e3, self._submit_late, reply, connection, answer.api)
         else:
             self._submit(reply, connection, answer.api)
+
+    def _limit_fields(self, *, exhausted: bool = False) -> dict[str, str]:
+        if self._quota is None:
+            return {}
+        return self._quota.headers(self.profile.rate_limit_headers, time.time(), exhausted=exhausted)
 
     def _fault_of(self, request: Request, truth: RequestTruth) -> Fault | None:
         """The header's fault on top of the command line's. Raises RefusedError for a header that can't be read."""
