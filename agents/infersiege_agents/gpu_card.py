@@ -328,7 +328,10 @@ class Card:
                     first = first or fault
                     self._failing[fault] = None
                 for name, failure in reading.failed:
-                    self._fail(name, Fault(failure, f"{reading.call}, {_plain(name)}"))
+                    if failure in NEVER_OF_MANY:
+                        self._lack((name,))
+                    else:
+                        self._failing[Fault(failure, f"{reading.call}, {_plain(name)}")] = None
                 if code in NEVER:
                     group.remove(reading)
                 if code in NEVER or isinstance(reading, FieldsReading):
@@ -345,13 +348,6 @@ class Card:
         self._failing.clear()
         self._interval = Interval()
         self._seldom_last_ns = None
-
-    def _fail(self, name: str, fault: Fault) -> None:
-        """One value of a call that gives several."""
-        if fault.code in NEVER_OF_MANY:
-            self._lack((name,))
-        else:
-            self._failing[fault] = None
 
     def _lack(self, names: Iterable[str]) -> None:
         if self._lacking is not None:
