@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engine": ("infersiege_agents.engine_command", "Scrape the metrics of inference engines."),
     "csv": ("infersiege_agents.csv_command", "Take GPU figures from nvidia-smi's CSV, or from another vendor's tool."),
     "check": ("infersiege_agents.check_command", "Write a point to InfluxDB and read it back."),
+    "spool": ("infersiege_agents.spool_command", "See, send or drop the points that wait on this host."),
 }
 """Command -> (module that has it, its one line of help)."""
 
@@ -34,8 +35,8 @@ examples:
   infersiege-agent csv smi.csv --host gpu-3 --out gpu.jsonl
   infersiege-agent check --influx-url http://10.0.0.5:8086
 
-exit codes: 0 done, 2 usage, 4 the database or what is watched is not there or refuses, 6 no GPU driver,
-70 a fault of ours, 130 interrupted
+exit codes: 0 done, 2 usage, 4 the database or what is watched is not there or refuses, or points were lost,
+6 no GPU driver, 70 a fault of ours, 130 interrupted
 """
 
 

@@ -11,17 +11,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from infersiege_agents.errors import TARGET, AgentError
-from infersiege_agents.influx.answers import (
-    Asked,
-    Kind,
-    Verdict,
-    advice,
-    parsed,
-    quoted,
-    redacted,
-    verdict_of,
-    words_of,
-)
+from infersiege_agents.influx.answers import Asked, Kind, Verdict, advice, parsed, redacted, verdict_of, words_of
+from infersiege_agents.influx.answers import quoted as quoted
 from infersiege_agents.influx.http import Reply, UnreachableError, request
 from infersiege_agents.influx.target import Target
 from infersiege_agents.points import Point, line_of

@@ -101,8 +101,7 @@ def create(spool: Path, source: str, target: Target, started_ns: int) -> tuple[P
         lock = claim(draft)
         if lock is None:
             raise OSError("its lock is held by another process")
-        meta = {"version": 1, "url": target.url, "org": target.org, "bucket": target.bucket, "source": source}
-        write_atomically(draft / "meta.json", json.dumps(meta).encode(), durable=True)
+        write_owner(draft, target)
         draft.rename(spool / name)
         sync(spool)
     except OSError as error:
@@ -158,6 +157,12 @@ def living(directory: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def write_owner(directory: Path, target: Target) -> None:
+    """Says which database a directory's points are for. The caller holds the lock. Raises OSError."""
+    meta = {"version": 1, "url": target.url, "org": target.org, "bucket": target.bucket}
+    write_atomically(directory / "meta.json", json.dumps(meta).encode(), durable=True)
 
 
 def writers(spool: Path) -> Iterator[Path]:
@@ -236,6 +241,13 @@ def recover(directory: Path) -> None:
             continue
         os.truncate(path, len(whole))
         path.rename(Segment(directory, int(found[1]), whole.count(b"\n")).path)
+
+
+def drop_waiting(directory: Path) -> None:
+    """Removes the points that wait in a dead writer's directory. The caller holds the lock. Raises OSError."""
+    for path in directory.iterdir():
+        if _OPEN.fullmatch(path.name) or ((found := _SEGMENT.fullmatch(path.name)) and found[3] == "lp"):
+            path.unlink()
 
 
 def remove_finished(directory: Path) -> bool:
