@@ -963,9 +963,11 @@ def test_the_services_do_one_run_together(
 
 
 @pytest.mark.slow
-def test_a_stop_ends_a_master_that_waits_for_workers(tmp_path: Path, free_port: Callable[[], int]) -> None:
+def test_a_stop_ends_a_master_that_waits_for_workers(
+    tmp_path: Path, free_port: Callable[[], int], influx: databases.InfluxDB
+) -> None:
     """`docker compose down` while the master waits for workers that never come."""
-    with stack(tmp_path / "stack", free_port, "http://127.0.0.1:9", RUN_OPTIONS="") as services:
+    with stack(tmp_path / "stack", free_port, influx.url, RUN_OPTIONS="") as services:
         services.start("emulator")
         services.until(lambda: services.healthy("emulator"), "the emulator is not healthy")
         services.start("master")
