@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import databases
 import msgspec
@@ -17,7 +20,7 @@ from infersiege_agents.influx import target_of
 from infersiege_agents.influx.server import Series
 from infersiege_agents.measurements import ENGINE, GPU
 from infersiege_agents.points import Point, line_of
-from records_sample import SECOND, START_NS, plan, records, write_run
+from records_sample import SECOND, STAGE, START_NS, plan, records, write_run
 from series_sample import engine_row, engine_rows, gpu_row, gpu_rows
 from test_influx_server import said, scripted
 
@@ -26,7 +29,7 @@ from infersiege.errors import ExitCode, RunDirectoryError, TargetError, UsageErr
 from infersiege.records import SeriesRow, TurnRecord
 from infersiege.rundir import ENGINE_SERIES, GPU_SERIES, RunDirectory
 from infersiege.telemetry import fetch as fetching
-from infersiege.telemetry.fetch import MARGIN_NS, fetch, rows_of
+from infersiege.telemetry.fetch import MARGIN_NS, await_points, fetch, rows_of
 
 STEADY_S = 30
 END_NS = START_NS + (STEADY_S + 45) * SECOND
@@ -51,7 +54,7 @@ def run(tmp_path: Path, turns: list[TurnRecord]) -> RunDirectory:
 def database(influx_server: databases.InfluxDB) -> Iterator[databases.InfluxDB]:
     """The session's server, with the database emptied of these measurements."""
     yield influx_server
-    for name in ("gpu", "engine"):
+    for name in ("gpu", "gpu_host", "engine", "infersiege_run"):
         influx_server.query(f'DROP MEASUREMENT "{name}"', method="POST")
 
 
@@ -60,7 +63,21 @@ def read(run: RunDirectory, name: str = GPU_SERIES) -> list[SeriesRow]:
 
 
 def invoke(run: RunDirectory, *words: str) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(report, [str(run.path), *words])
+    environ = {"COLUMNS": "200", "INFERSIEGE_TELEMETRY_SPOOL": str(run.path.parent / "points")}
+    return CliRunner(env=environ).invoke(report, [str(run.path), *words])
+
+
+def host_row(at_ns: int, host: str, **fields: float | str) -> SeriesRow:
+    """One point of `gpu_host`; by default a host whose driver answers and whose card is there."""
+    base: dict[str, float | str] = {"ok": 1.0, "error": 0.0, "interval": 1.0, "gpus": 1.0, "gpus_expected": 1.0}
+    return SeriesRow(at_ns=at_ns, measurement="gpu_host", tags={"host": host}, fields={**base, **fields})
+
+
+def planned(run: RunDirectory, **telemetry: Any) -> None:
+    """Change [telemetry] of the run's plan."""
+    file = run.read_plan()
+    changed = {**file.plan, "telemetry": {**file.plan["telemetry"], **telemetry}}
+    run.write_plan(msgspec.structs.replace(file, plan=changed))
 
 
 # ------------------------------------------------------------------------------------------------------------- fetching
@@ -74,7 +91,7 @@ def test_every_point_of_the_run_comes_back_as_it_was_written(run: RunDirectory, 
     assert read(run) == gpus, "whole numbers are floats again, texts are texts, nothing is null"
     assert read(run, ENGINE_SERIES) == engines
     assert (got.files[GPU_SERIES].rows, got.files[GPU_SERIES].added) == (len(gpus), len(gpus))
-    assert got.files[GPU_SERIES].hosts == ("gpu-1",)
+    assert got.files[GPU_SERIES].hosts == (gpus[0].tags["host"],)
     assert msgspec.json.decode((run.path / "telemetry" / GPU_SERIES).read_bytes().splitlines()[0])["fields"]["ok"] == 1
 
 
@@ -131,6 +148,77 @@ def test_hosts_of_other_runs_are_left_out(run: RunDirectory, database: databases
     got = fetch(run, target_of(database.url), hosts=("gpu-1", "o'hara", "absent"))
     assert [row.tags["host"] for row in read(run)] == ["gpu-1", "o'hara"]
     assert got.missing_hosts == ("absent",)
+
+
+def test_hosts_choose_gpus_and_not_engines(run: RunDirectory, database: databases.InfluxDB) -> None:
+    """An engine's host is that of its address: 10.0.0.9 may well be gpu-1."""
+    engine = engine_row(START_NS, "10.0.0.9:8000", host="10.0.0.9", running=3.0)
+    mine = [gpu_row(START_NS, host="gpu-1"), host_row(START_NS, "gpu-1")]
+    put(database, [*mine, gpu_row(START_NS, host="other"), host_row(START_NS, "other"), engine])
+    got = fetch(run, target_of(database.url), hosts=("gpu-1",))
+    assert read(run) == mine
+    assert read(run, ENGINE_SERIES) == [engine]
+    assert got.missing_hosts == ()
+
+
+def test_a_host_without_a_gpu_that_answers_is_no_silent_host(run: RunDirectory, database: databases.InfluxDB) -> None:
+    """Its driver is away: no point of a card, and one a second that says so."""
+    dark = [
+        host_row(START_NS + second * SECOND, "dark", ok=0.0, error=9.0, error_text="driver not loaded", gpus=0.0)
+        for second in range(STEADY_S + 45)
+    ]
+    put(database, [*dark, *gpu_rows(1, seconds=STEADY_S + 45)])
+    planned(run, hosts=("bench-1", "dark"))
+    got = fetch(run, target_of(database.url), hosts=("bench-1", "dark"))
+    assert [row for row in read(run) if row.measurement == "gpu_host"] == dark
+    assert got.missing_hosts == ()
+    assert invoke(run).exit_code == ExitCode.PASS
+    assert any("dark" in warning for warning in run.read_summary().warnings)
+
+
+def test_a_database_that_takes_its_time_is_given_up(run: RunDirectory) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        began = time.monotonic()
+        with pytest.raises(TargetError, match="no answer within"):
+            fetch(run, target_of(f"http://127.0.0.1:{deaf.getsockname()[1]}"), within_s=0.3)
+    assert time.monotonic() - began < 3
+
+
+def test_the_time_is_for_all_requests_together(run: RunDirectory) -> None:
+    """Each answer comes soon, and there are many."""
+    ticks = iter(range(1000))
+    answer = {"/ping": said(204, x_influxdb_version="1.8.10"), "/query": said(200, {"results": [{}]})}
+    with scripted(answer) as server:
+        with pytest.raises(TargetError, match="did not give all series within 2 s"):
+            fetch(run, target_of(server.url), within_s=2.0, clock=lambda: float(next(ticks)))
+        assert len(server.asked) == 1
+    assert not (run.path / "telemetry" / GPU_SERIES).exists()
+
+
+def test_agents_elsewhere_may_write_what_they_saw_up_to_the_end(
+    run: RunDirectory, database: databases.InfluxDB
+) -> None:
+    """A fetch right at the end would miss their last second. Those of this host have ended, a dead one stays dead."""
+    own, dead = gpu_row(END_NS - SECOND, host="here"), gpu_row(END_NS - 9 * SECOND, host="dead")
+    run.write_series(GPU_SERIES, [own])
+    put(database, [own, dead, gpu_row(END_NS - SECOND, host="far"), engine_row(END_NS, host="far")])
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            put(database, [gpu_row(END_NS + SECOND // 2, host="far")])
+
+    await_points(run, target_of(database.url), until_ns=END_NS, within_s=20.0, sleep=sleep)
+    assert len(waits) == 3
+    await_points(run, target_of(database.url), hosts=("here",), until_ns=END_NS, within_s=20.0, sleep=sleep)
+    assert len(waits) == 3
+    put(database, [host_row(END_NS - SECOND, "dark", ok=0.0)])
+    ticks = iter(range(1000))
+    await_points(
+        run, target_of(database.url), until_ns=END_NS, within_s=20.0, clock=lambda: float(next(ticks)), sleep=sleep
+    )
+    assert 3 < len(waits) < 13, "for a while"
 
 
 def test_a_torn_last_line_is_left_out_and_told(run: RunDirectory, database: databases.InfluxDB) -> None:
@@ -220,7 +308,7 @@ def test_the_report_holds_the_series_of_hosts_that_the_master_never_saw(
     assert "GPU 1" not in page.read_text(encoding="utf-8")
     ended = invoke(run, "--with-telemetry", "--influx-url", database.url)
     assert ended.exit_code == ExitCode.PASS, ended.output
-    assert f"telemetry: gpu.jsonl: 160 points of gpu-1 in {database.url}, 160 of them new here" in ended.stderr
+    assert f"telemetry: gpu.jsonl: 160 points of bench-1 in {database.url}, 160 of them new here" in ended.stderr
     (stage,) = run.read_summary().resources
     assert stage.gpus == 2
     assert stage.energy_j is not None and stage.kv_use_peak is not None
@@ -245,6 +333,65 @@ def test_url_bucket_and_hosts_are_those_of_the_plan(
     assert ended.exit_code == ExitCode.PASS, ended.output
     assert [row.tags["host"] for row in read(run)] == ["gpu-1"]
     assert "warning: host gpu-2 has no series of this run's time" in ended.stderr
+
+
+def test_the_runs_rows_are_written_again_so_that_dashboards_show_the_same(
+    run: RunDirectory, database: databases.InfluxDB
+) -> None:
+    put(database, [*gpu_rows(2, seconds=STEADY_S + 45), *engine_rows(seconds=STEADY_S + 45)])
+    planned(run, influx_url=database.url)
+    ended = invoke(run, "--with-telemetry")
+    assert ended.exit_code == ExitCode.PASS, ended.output
+    assert f"rows of infersiege_run written again to {database.url}" in ended.stderr
+    (stage,) = run.read_summary().resources
+    found = database.query('SELECT * FROM "infersiege_run" GROUP BY "scenario", "channel", "stage"')
+    rows = {tuple(one["tags"].values()): dict(zip(one["columns"], one["values"][0], strict=True)) for one in found}
+    assert {tags for tags in rows if rows[tags]["energy_j"] is not None} == {
+        ("all", "all", "all"),
+        ("local", "all", "all"),
+        ("all", "all", STAGE),
+    }, "channel, scenario, stage: the only channel is the whole run, a scenario is not"
+    for row in (rows["all", "all", "all"], rows["all", "all", STAGE]):
+        assert (row["energy_j"], row["limit"]) == (stage.energy_j, stage.limit)
+    assert ("local", "agent", "all") in rows and ("all", "agent", "all") in rows
+    assert list((run.path.parent / "points").iterdir()) == [], "nothing waits"
+
+
+def test_strangers_hardware_is_told_until_the_plan_names_its_own(
+    run: RunDirectory, database: databases.InfluxDB
+) -> None:
+    """A shared database: what counts is said, in the summary and in a rebuild, and no longer once it was chosen."""
+    seconds = [START_NS + second * SECOND for second in range(STEADY_S + 45)]
+    put(database, [gpu_row(at_ns, host=host) for at_ns in seconds for host in ("gpu-1", "theirs")])
+    far = {"local": msgspec.structs.replace(run.read_plan().channels["local"], url="http://10.0.0.7:8000/v1")}
+    run.write_plan(msgspec.structs.replace(run.read_plan(), channels=far))
+
+    def warned() -> list[str]:
+        assert invoke(run, "--with-telemetry", "--influx-url", database.url).exit_code == ExitCode.PASS
+        return [warning for warning in run.read_summary().warnings if warning.startswith("series of other hosts: ")]
+
+    (warning,) = warned()
+    assert "GPUs of 2 hosts count" in warning and "gpu-1, theirs" in warning and "[telemetry] hosts" in warning
+    before = (run.path / "summary.json").read_bytes()
+    assert warning in run.read_plan().warnings
+    assert invoke(run).exit_code == ExitCode.PASS
+    assert (run.path / "summary.json").read_bytes() == before, "a rebuild says the same"
+    assert warned() == [warning], "once"
+
+    planned(run, hosts=("gpu-1", "theirs"))
+    assert warned() == []
+    planned(run, hosts=("gpu-1", "absent"))
+    (warning,) = warned()
+    assert "absent has none of this run's time" in warning
+
+
+def test_engines_behind_a_gateway_are_told(run: RunDirectory, database: databases.InfluxDB) -> None:
+    far = {"local": msgspec.structs.replace(run.read_plan().channels["local"], url="http://gateway:80/v1")}
+    run.write_plan(msgspec.structs.replace(run.read_plan(), channels=far))
+    put(database, [engine_row(START_NS, f"10.0.0.{number}:8000", host=f"10.0.0.{number}") for number in (1, 2)])
+    assert invoke(run, "--with-telemetry", "--influx-url", database.url).exit_code == ExitCode.PASS
+    (warning,) = [one for one in run.read_summary().warnings if one.startswith("series of other hosts: ")]
+    assert "2 engines count" in warning and "10.0.0.1:8000, 10.0.0.2:8000" in warning
 
 
 def test_a_database_that_is_away_changes_nothing(run: RunDirectory, free_port: Callable[[], int]) -> None:

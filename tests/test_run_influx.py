@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import databases
+import fake_nvml
 import pytest
 from infersiege_agents import measurements
 from siege import START_S, Ran, Running, Siege, check_conserved, check_passed, plan_text
@@ -97,6 +101,13 @@ def until_event(running: Running, kind: str, within_s: float = 40.0) -> None:
     raise AssertionError(f"no {kind} within {within_s} s:\n{running.output()}")
 
 
+def until(running: Running, holds: Callable[[], object], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert running.process.poll() is None and time.monotonic() < deadline, running.output()
+        time.sleep(0.02)
+
+
 # ------------------------------------------------------------------------------------------------- the same figures
 
 
@@ -111,7 +122,9 @@ def test_the_database_has_the_figures_of_the_run_directory(watched: Siege, influ
     assert len(summary.groups) == 3
     for group in summary.groups:
         scenario = group.scenario or "all"
-        (row,) = of_run(influx, ran, "infersiege_run", f"AND \"scenario\" = '{scenario}' AND stage = 'all'")
+        where = f"AND \"scenario\" = '{scenario}' AND stage = 'all'"
+        row, of_channel = sorted(of_run(influx, ran, "infersiege_run", where), key=lambda one: str(one["channel"]))
+        assert of_channel == row | {"channel": "target"}, "the only channel is all of them, whatever is chosen"
         for metric in measurements.RUN_METRICS:
             for stat in measurements.RUN_STATS:
                 assert row.get(f"{metric}_{stat}_ms") == getattr(group.distributions[metric], stat)
@@ -164,33 +177,71 @@ def check_table(influx: databases.InfluxDB, key: str) -> None:
             assert set(table.tags) <= row.keys()
 
 
-def test_what_became_of_the_points_is_said_and_kept(
-    watched: Siege, emulator: EmulatorProcess, influx_server: databases.InfluxDB
+@contextmanager
+def agents_elsewhere(
+    influx: databases.InfluxDB, emulator: EmulatorProcess, folder: Path, library: Path
+) -> Iterator[None]:
+    """A GPU and an engine agent that nobody but the database tells the run of."""
+    environ = fake_nvml.Control(folder / "nvml.conf").environ(library)
+    base = [sys.executable, "-m", "infersiege_agents.cli"]
+    write = ["--influx-url", influx.url, "--spool", str(folder / "agents")]
+    commands = [
+        [*base, "gpu", "--host", "gpu-box", *write],
+        [*base, "engine", "--url", f"http://127.0.0.1:{emulator.port}/metrics", *write],
+    ]
+    running = [subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) for command in commands]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait(20)
+
+
+def test_ig_01_what_became_of_the_points_is_kept_and_agents_elsewhere_are_in_the_summary(
+    watched: Siege,
+    emulator: EmulatorProcess,
+    influx_server: databases.InfluxDB,
+    needs: Callable[[str | None], None],
+    tmp_path: Path,
 ) -> None:
-    """IG-01: everything is acknowledged before the process ends; a rebuild says the same."""
-    watched.environment["THE_TOKEN"] = "geheim-4711"
-    text = plan(emulator, influx_server.url, more='influx_token_env = "THE_TOKEN"')
-    ran = watched.run(text)
+    """Everything is acknowledged before the process ends. The run itself samples nothing: what limited it comes out of
+    the database, into the run directory and into its rows, now and after a rebuild. The token ends in a new line."""
+    needs(fake_nvml.compiler_missing())
+    influx = influx_server
+    watched.environment["THE_TOKEN"] = "geheim-4711\n"
+    text = plan(emulator, influx.url, more='influx_token_env = "THE_TOKEN"\nhosts = ["gpu-box"]')
+    with agents_elsewhere(influx, emulator, tmp_path, fake_nvml.compile_library(tmp_path / "nvml")):
+        ran = watched.run(text)
     check_passed(ran)
     account = ran.summary.telemetry
     assert account is not None and account == ran.plan.telemetry
     assert account.written == account.acknowledged > 50
     assert (account.rejected, account.spooled, account.dropped, account.problem) == (0, 0, 0, None)
-    assert f"influxdb {influx_server.url}: {account.written:,} points written, {account.written:,} ack" in ran.out
+    assert f"influxdb {influx.url}: {account.written:,} points written, {account.written:,} ack" in ran.out
     assert list(Path(account.spool).iterdir()) == []
+
+    (stage,) = ran.summary.resources
+    assert (stage.gpus, stage.gpus_lost) == (2, ())
+    assert stage.energy_j is not None and stage.kv_use_peak is not None
+    assert not [warning for warning in ran.summary.warnings if "series" in warning]
+    row = whole(influx, ran)
+    for column in measurements.RESOURCES:
+        assert row.get(column.name) == getattr(stage, column.name), column.name
+
     before = (ran.path / "summary.json").read_bytes()
     assert watched.command("report", str(ran.path))[0] == 0
     assert (ran.path / "summary.json").read_bytes() == before
-    assert "geheim" not in ran.out
-    for file in ran.path.rglob("*"):
+    influx.query(f"DELETE FROM infersiege_run WHERE \"run\" = '{ran.plan.run_key}'", method="POST")
+    code, said = watched.command("report", str(ran.path), "--with-telemetry")
+    assert code == 0 and "rows of infersiege_run written again" in said, said
+    assert (ran.path / "summary.json").read_bytes() == before
+    assert whole(influx, ran) == row
+
+    assert "geheim" not in ran.out + said
+    for file in (*ran.path.rglob("*"), *(tmp_path / "points").rglob("*")):
         assert file.is_dir() or b"geheim" not in file.read_bytes(), file
-
-
-def test_a_plan_without_influx_says_nothing_of_it(siege: Siege, emulator: EmulatorProcess) -> None:
-    ran = siege.run(plan_text(emulator.base_url, load=LOAD, run='duration = "2s"'))
-    check_passed(ran)
-    assert "influxdb" not in ran.out
-    assert ran.summary.telemetry is None
 
 
 # ---------------------------------------------------------------------------------------------------------- outages
@@ -238,6 +289,7 @@ def test_a_database_that_hangs_makes_no_turn_late(
     """SIGSTOP for the whole second half of a run, its end included."""
     load = 'mode = "open"\nrate = 40\narrivals = "constant"\nwarmup = "1s"\ndrain = "2s"'
     without = watched.run(plan_text(emulator.base_url, load=load, run='duration = "5s"'))
+    assert "influxdb" not in without.out and without.summary.telemetry is None, "its plan says nothing of it"
     text = plan_text(emulator.base_url, load=load, run='duration = "5s"', more=telemetry(influx.url))
     running = watched.start(text)
     until_event(running, "steady_started")
@@ -255,17 +307,25 @@ def test_a_database_that_hangs_makes_no_turn_late(
     assert account.written == account.acknowledged + account.spooled
 
 
-def test_a_database_that_dies_at_the_end(watched: Siege, emulator: EmulatorProcess, influx: databases.InfluxDB) -> None:
-    running = watched.start(plan(emulator, influx.url))
+def test_a_master_that_is_killed_while_it_hands_over_leaves_a_whole_run(
+    watched: Siege, emulator: EmulatorProcess, influx: databases.InfluxDB
+) -> None:
+    """Summary and report are there before anybody waits for the database."""
+    running = watched.start(plan(emulator, influx.url, run='duration = "2s"'))
     until_event(running, "load_ended")
-    influx.server.kill()
-    ran, after_s = wait(running)
-    check_passed(ran)
-    assert after_s < END_S
-    account = ran.summary.telemetry
-    assert account is not None
-    assert account.acknowledged > 0 and account.spooled > 0, "what was known while it went on, and what came at the end"
-    assert account.written == account.acknowledged + account.spooled
+    influx.server.freeze()
+    until(running, (running.path / "report.html").exists)
+    time.sleep(0.5)
+    assert running.process.poll() is None, "it waits for the database"
+    os.kill(running.process.pid, signal.SIGKILL)
+    running.process.wait()
+    influx.server.thaw()
+    run = RunDirectory.open(running.path)
+    summary, before = run.read_summary(), (running.path / "summary.json").read_bytes()
+    assert summary.invalid == () and summary.counts.ok > 0 and run.read_plan().ended_ns is not None
+    assert run.report_path.read_text(encoding="utf-8").rstrip().endswith("</html>")
+    assert watched.command("report", str(running.path))[0] == 0
+    assert (running.path / "summary.json").read_bytes() == before
 
 
 def test_a_database_that_refuses_is_told_but_is_no_failure(
@@ -325,7 +385,8 @@ def test_a_run_that_had_to_move_has_its_last_word_in_the_database(
     (moved,) = [line.rpartition(" ")[2] for line in ran.out.splitlines() if line.startswith("run directory: ")]
     kept = RunDirectory.open(Path(moved))
     summary, key = kept.read_summary(), kept.read_plan().run_key
-    (row,) = rows(influx_server, "infersiege_run", f"WHERE \"run\" = '{key}' AND stage = 'all'")
+    where = f"WHERE \"run\" = '{key}' AND \"scenario\" = 'all' AND \"channel\" = 'all' AND stage = 'all'"
+    (row,) = rows(influx_server, "infersiege_run", where)
     assert row["invalid"] == "; ".join(summary.invalid)
     assert row["exit_code"] == 3
     account = summary.telemetry
@@ -351,14 +412,38 @@ def test_a_master_that_is_killed_leaves_a_run_that_goes_on(
     assert list((tmp_path / "points").iterdir()) == []
 
 
-def test_the_status_page_follows_the_run(siege: Siege, emulator: EmulatorProcess) -> None:
-    text = plan_text(emulator.base_url, load=LOAD, run='duration = "4s"')
-    running = siege.start(text, "--web", "127.0.0.1:0")
+def test_the_status_page_follows_the_run_and_ctrl_c_ends_the_hand_over(
+    watched: Siege, emulator: EmulatorProcess, influx: databases.InfluxDB
+) -> None:
+    """The database hangs from the middle of the run on: nobody has to wait for it, and the run is as good."""
+    running = watched.start(plan(emulator, influx.url, run='duration = "4s"'), "--web", "127.0.0.1:0")
     until_event(running, "steady_started")
     (url,) = [line.rpartition(" ")[2] for line in running.output().splitlines() if line.startswith("status page: ")]
-    time.sleep(1.0)
-    with urllib.request.urlopen(f"{url}status.json", timeout=10) as answer:
-        seen = json.load(answer)
+
+    def status() -> dict[str, Any]:
+        with urllib.request.urlopen(f"{url}status.json", timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    time.sleep(1.5)
+    seen = status()
     assert seen["run"] == "test" and seen["emulated"] is True
-    assert seen["live"]["workers"] == 1 and seen["live"]["closed"] > 0
-    check_passed(running.wait())
+    assert seen["live"]["workers"] == 1 and seen["live"]["closed"] > 0 and seen["live"]["note"] is None
+    influx.server.freeze()
+    until_event(running, "load_ended")
+    until(running, lambda: status()["live"]["note"] == "handing over points")
+    until(running, (running.path / "report.html").exists)
+    assert running.process.poll() is None, "it waits for the database"
+    began = time.monotonic()
+    running.interrupt()
+    ran = running.wait()
+    influx.server.thaw()
+    assert time.monotonic() - began < 4.0
+    check_passed(ran)
+    assert "interrupted: not waiting any longer" in ran.out and not ran.summary.interrupted
+    account = ran.summary.telemetry
+    assert account is not None and account == ran.plan.telemetry
+    assert account.acknowledged > 0 and account.spooled > 0, "what was known while it went on, and what came at the end"
+    assert account.written == account.acknowledged + account.spooled
+    (warning,) = [warning for warning in ran.summary.warnings if warning.startswith("series of other hosts: ")]
+    assert "not fetched" in warning and "report RUN --with-telemetry" in warning

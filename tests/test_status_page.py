@@ -140,6 +140,34 @@ def test_each_request_has_its_answer_and_every_answer_the_strict_headers() -> No
             assert (headers.get("allow") == "GET, HEAD") is (status == 405)
 
 
+HOSTS = [
+    ("127.0.0.1:8089", 200, "an address"),
+    ("[::1]:8089", 200, "an address in brackets"),
+    ("192.0.2.7", 200, "any address: a name is what can be pointed elsewhere"),
+    ("localhost:1", 200, "the port is a tunnel's"),
+    ("LocalHost.", 200, "names know no case"),
+    (f"{socket.gethostname()}:8089", 200, "this host's name, behind 0.0.0.0"),
+    (None, 200, "no browser leaves it out"),
+    ("evil.example:8089", 403, "a stranger's name that points here"),
+    ("127.0.0.1.evil.example", 403, "it only looks like an address"),
+    ("localhost.evil.example", 403, "it only looks like localhost"),
+    ("[::1].evil.example", 403, "nor in brackets"),
+    ("", 403, "no name"),
+]
+
+
+def test_another_sites_name_is_no_way_in() -> None:
+    """DNS rebinding: the script of a page under a stranger's name must not read a run."""
+    with served(board().snapshot) as port:
+        for host, status, reason in HOSTS:
+            header = b"" if host is None else f"Host: {host}\r\n".encode()
+            answer = send(port, b"GET /status.json HTTP/1.0\r\n" + header + b"\r\n", shut=False)
+            assert answer.startswith(b"HTTP/1.1 %d " % status), (host, reason, answer[:80])
+            assert (b'"run"' in answer) is (status == 200), reason
+    with served(board().snapshot, host="localhost") as port:
+        assert ask(port, "/health", host="localhost")[0].status == 200
+
+
 def test_the_policy_allows_what_the_page_holds_and_nothing_else() -> None:
     with served(board().snapshot) as port:
         answer, body = ask(port, "/")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import metrics_turns as make
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from infersiege_agents import measurements
 from infersiege_agents.points import Point, line_of
 from records_sample import plan
 
-from infersiege.metrics.facts import RunFacts, SteadyWindow
+from infersiege.metrics.facts import Cut, RunFacts, SteadyWindow
 from infersiege.metrics.summary import summarise
 from infersiege.metrics.windows import windows
+from infersiege.plan.schema import Telemetry
 from infersiege.records import (
     ClientHealth,
     ErrorClass,
@@ -24,10 +29,14 @@ from infersiege.records import (
     TurnRecord,
     Verdict,
 )
+from infersiege.report.collect import Collected
 from infersiege.report.html import EVENT_WORDS
+from infersiege.report.rebuild import Rebuilt, run_facts
 from infersiege.rundir import ChannelFacts, PlanFile, StageFacts
+from infersiege.telemetry.crossed import groups_of, pairs_of, uncounted
 from infersiege.telemetry.live import WindowPoints, exact_points
-from infersiege.telemetry.points import client_point, event_point, run_points, start_point, tag_of
+from infersiege.telemetry.points import client_point, cut_points, event_point, run_points, start_point, tag_of
+from infersiege.telemetry.publisher import Publisher
 
 RUN = "20270115T080000Z-a-run-run-1"
 STAGE = StageFacts(
@@ -148,6 +157,121 @@ def test_the_only_stage_has_a_row_of_its_own() -> None:
     assert row(points, stage="s1").fields == row(points).fields
 
 
+def rebuilt(turns: list[TurnRecord]) -> Rebuilt:
+    """As after a run of these turns."""
+    file = plan_file()
+    facts = run_facts(file, started_ns=STAGE.started_ns, ended_ns=STAGE.steady_ended_ns)
+    return Rebuilt(
+        summary=summarise(turns, facts),
+        plan=file,
+        windows=tuple(windows(turns)),
+        collected=Collected(),
+        events=(),
+    )
+
+
+def crossed_turns() -> list[TurnRecord]:
+    """a on both channels, b on one of them; c only in the warm-up, on the other."""
+    turns = make.many(30, scenario="a", channel="x") + make.many(20, scenario="a", channel="y", ttft_ms=250.0)
+    turns += make.many(10, scenario="b", channel="x", ttft_ms=777.0)
+    return turns + make.many(5, scenario="c", channel="y", phase=Phase.WARMUP, due_ns=make.T0 - make.SECOND)
+
+
+def test_every_scenario_with_every_channel_has_a_row() -> None:
+    """Dashboards offer both: no choice may find nothing, and none may find figures of other turns."""
+    turns = crossed_turns()
+    found = rebuilt(turns)
+    pairs = pairs_of(found.windows)
+    assert pairs == (("a", "x"), ("a", "y"), ("b", "x"), ("c", "y"))
+    cuts = uncounted(found.summary, pairs)
+    assert [(cut.scenario, cut.channel) for cut in cuts] == [("a", "x"), ("a", "y")], "the others are as their scenario"
+    points = [check(point) for point in run_points(found.plan, found.summary, pairs=pairs)]
+    points += [check(point) for point in cut_points(found.plan, found.summary, groups_of(turns, found, cuts))]
+    tags = [tuple(point.tags[name] for name in ("scenario", "channel", "stage")) for point in points]
+    assert len(tags) == len(set(tags)), "one row each"
+    for scenario, channel in (*pairs, *((s, "all") for s in "abc"), ("all", "x"), ("all", "y"), ("all", "all")):
+        fields = row(points, scenario=scenario, channel=channel).fields
+        mine = [
+            turn
+            for turn in turns
+            if turn.phase is Phase.STEADY and scenario in ("all", turn.scenario) and channel in ("all", turn.channel)
+        ]
+        assert fields["turns_ok"] == fields["ttft_n"] == len(mine), (scenario, channel)
+    assert row(points, scenario="a", channel="y").fields["ttft_mean_ms"] == 250.0
+    assert row(points, scenario="b", channel="x").fields["ttft_mean_ms"] == 777.0
+
+
+def test_the_only_scenario_and_the_only_channel_are_the_run() -> None:
+    """With its GPUs: nothing else ran on them."""
+    turns = make.many(40, scenario="agent", channel="local")
+    resources = StageResources(stage="s1", energy_j=12.5, limit="compute", limit_reason="SM active 0.97")
+    found = rebuilt(turns)
+    pairs = pairs_of(found.windows)
+    assert [(group.scenario, group.channel) for group in found.summary.groups] == [(None, None), ("agent", None)]
+    for groups, why in ((found.summary.groups, "a rule asks for agent"), (found.summary.groups[:1], "none does")):
+        summary = msgspec.structs.replace(found.summary, resources=(resources,), groups=groups)
+        assert uncounted(summary, pairs) == (), why
+        points = [check(point) for point in run_points(found.plan, summary, pairs=pairs)]
+        assert len(points) == 5, why
+        for scenario in ("all", "agent"):
+            for channel in ("all", "local"):
+                fields = row(points, scenario=scenario, channel=channel).fields
+                assert (fields["energy_j"], fields["turns_ok"], fields["ttft_p50_ms"]) == (12.5, 40, 100.0), why
+                assert fields["models"] == ("org/m 1" if channel == "local" else "org/m 1, m,2"), why
+
+
+@given(st.lists(make.turns(), max_size=20))
+def test_figures_of_a_part_are_those_that_the_summary_would_have(records: list[TurnRecord]) -> None:
+    found = rebuilt(records)
+    known = [group for group in found.summary.groups if group.stage is None]
+    again = groups_of(records, found, [Cut(scenario=one.scenario, channel=one.channel) for one in known])
+    assert list(again) == known
+
+
+class Steps:
+    """A clock that goes on a little with each look at it, and counts the pauses."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now = 0.0
+        self.step_s = step_s
+        self.pauses = 0
+
+    def __call__(self) -> float:
+        self.now += self.step_s
+        return self.now
+
+    def sleep(self, _seconds: float) -> None:
+        self.pauses += 1
+
+
+@pytest.mark.parametrize(("within_s", "told"), [(1e9, 0), (0.0, 2)])
+def test_what_is_written_at_the_end_has_its_time_and_lets_others_run(
+    within_s: float, told: int, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    """Two scenarios on two channels for minutes: thousands of points, in small pieces."""
+    turns = [
+        make.streamed(at * 100, [at * 100 + 40, at * 100 + 80], scenario=f"s{at % 2}", channel=f"c{at % 4 // 2}")
+        for at in range(2400)
+    ]
+    found, clock = rebuilt(turns), Steps(0.001)
+    telemetry = Telemetry(influx_url=f"http://127.0.0.1:{free_port()}", spool=str(tmp_path / "points"))
+    made = msgspec.structs.replace(plan(), telemetry=telemetry)
+    publisher = Publisher(made, {}, titles=EVENT_WORDS, clock=clock, sleep=clock.sleep)
+    publisher.open()
+    try:
+        publisher.begin(found.plan)
+        publisher.finish(found, lambda: turns, within_s=within_s)
+    finally:
+        account = publisher.close(0.0)
+    assert account is not None and account.written == account.spooled > 10
+    if told:
+        assert ["no figures by scenario and channel" in publisher.warnings[0], len(publisher.warnings)] == [True, told]
+        assert "InfluxDB has exact seconds up to" in publisher.warnings[1]
+    else:
+        assert publisher.warnings == []
+        assert account.written > 240 * 9 and clock.pauses > 20
+
+
 def two_stages() -> tuple[PlanFile, Summary]:
     second = SteadyWindow(stage="s2", start_ns=make.T0 + 20 * make.SECOND, end_ns=make.T0 + 30 * make.SECOND)
     facts: RunFacts = make.facts(steady=(make.STEADY, second), ended_ns=make.T0 + 30 * make.SECOND)
@@ -262,7 +386,7 @@ def test_ig_05_series_do_not_grow_with_sessions() -> None:
         rows = windows(turns)
         live.add(rows)
         points = [*live.tick(), *exact_points(RUN, rows, started_ns=make.T0, steady_ns=make.T0)]
-        points += run_points(plan_file(), summary_of(turns))
+        points += run_points(plan_file(), summary_of(turns), pairs=pairs_of(rows))
         return {(point.measurement, tuple(sorted(point.tags.items()))) for point in points}
 
     many = series(10_000)

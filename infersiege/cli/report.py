@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from infersiege.errors import ExitCode
+    from infersiege_agents.influx.target import Target
+
+    from infersiege.errors import ExitCode, InfersiegeError
+    from infersiege.report import Rebuilt
     from infersiege.rundir import RunDirectory
 
 
@@ -29,29 +33,36 @@ if TYPE_CHECKING:
 def report(context: click.Context, run: Path, with_telemetry: bool, influx_url: str | None, open_it: bool) -> None:
     """Rebuild summary.json, report.html and windows.jsonl of RUN from its turns and plan, and print the tables.
 
-    The same figures come out, whatever happened to the other files. Exits with 0 when it could be rebuilt, whatever the
-    figures are, and with 2 when a file could not be written (the tables are printed all the same); `infersiege gate` is
-    what judges.
+    The same figures come out, whatever happened to these files; those of GPUs and engines come from telemetry/*.jsonl
+    and are missing without them. Exits with 0 when it could be rebuilt, whatever the figures are, and with 2 when a
+    file could not be written (the tables are printed all the same); `infersiege gate` is what judges.
 
-    With --with-telemetry it exits with 4, and changes nothing, when the database can't be asked, and with 5 when it has
-    no series of the run's time. Bucket, organisation, token variable and hosts are those of [telemetry] in the run's
-    plan.
+    With --with-telemetry the series come into telemetry/*.jsonl first, and a run that was written to InfluxDB gets its
+    rows of infersiege_run written again, so that dashboards show the same. It exits with 4, and changes nothing, when
+    the database can't be asked, and with 5 when it has no series of the run's time. Bucket, organisation, hosts and the
+    variable with the token are those of [telemetry] in the run's plan.
     """
     from rich.console import Console
 
     from infersiege.cli.unwritten import warn_of
-    from infersiege.errors import ExitCode, InfersiegeError, UsageError, strongest
+    from infersiege.errors import ExitCode, UsageError, strongest
     from infersiege.report import judged, read, write
     from infersiege.report.tables import print_summary
     from infersiege.rundir import RunDirectory
+    from infersiege.telemetry.remarks import silent
 
     if influx_url is not None and not with_telemetry:
         raise UsageError("--influx-url means nothing without --with-telemetry", hint="add --with-telemetry")
     directory = RunDirectory.open(run)
-    code = _fetch(directory, influx_url) if with_telemetry else ExitCode.PASS
+    target = _target(directory, influx_url) if with_telemetry else None
+    code, silent_hosts = (ExitCode.PASS, ()) if target is None else _fetch(directory, target)
     found = judged(read(directory), gated=False)
     unwritten: list[InfersiegeError] = []
+    if target is not None:
+        found = _with_remarks(directory, found, silent(silent_hosts, target.url), unwritten.append)
     write(directory, found, unwritten.append)
+    if target is not None:
+        _write_again(directory, found, target)
     print_summary(found.summary, Console(highlight=False), examples=found.examples)
     if unwritten:
         warn_of(unwritten)
@@ -62,19 +73,24 @@ def report(context: click.Context, run: Path, with_telemetry: bool, influx_url: 
     context.exit(code)
 
 
-def _fetch(run: RunDirectory, url: str | None) -> ExitCode:
-    """Fetch the series, and say what came: PASS, or NO_DATA when nothing did."""
-    from infersiege.errors import ExitCode, UsageError
+def _target(run: RunDirectory, url: str | None) -> Target:
+    from infersiege.errors import UsageError
     from infersiege.telemetry.database import database_of
-    from infersiege.telemetry.fetch import fetch
 
-    telemetry = run.read_plan().typed_plan().telemetry
-    target = database_of(telemetry, os.environ, url=url)
+    target = database_of(run.read_plan().typed_plan().telemetry, os.environ, url=url)
     if target is None:
         raise UsageError(
             f"{run.path}: its plan names no InfluxDB", hint="name the one that the agents write to with --influx-url"
         )
-    got = fetch(run, target, hosts=telemetry.hosts)
+    return target
+
+
+def _fetch(run: RunDirectory, target: Target) -> tuple[ExitCode, tuple[str, ...]]:
+    """Fetch the series, and say what came: PASS, or NO_DATA when nothing did; and the hosts that have none."""
+    from infersiege.errors import ExitCode
+    from infersiege.telemetry.fetch import fetch
+
+    got = fetch(run, target, hosts=run.read_plan().typed_plan().telemetry.hosts)
     for note in got.notes:
         click.echo(f"note: {note}", err=True)
     for name, one in got.files.items():
@@ -85,10 +101,39 @@ def _fetch(run: RunDirectory, url: str | None) -> ExitCode:
     for host in got.missing_hosts:
         click.echo(f"warning: host {host} has no series of this run's time in {target.url}", err=True)
     if got.rows:
-        return ExitCode.PASS
+        return ExitCode.PASS, got.missing_hosts
     click.echo(
         f"error: bucket {target.bucket!r} of {target.url} has no GPU or engine series of this run's time\n"
         "hint: did agents write there while it ran, and are all clocks right? infersiege-agent check tells",
         err=True,
     )
-    return ExitCode.NO_DATA
+    return ExitCode.NO_DATA, got.missing_hosts
+
+
+def _with_remarks(
+    run: RunDirectory, found: Rebuilt, remarks: tuple[str, ...], on_unwritten: Callable[[InfersiegeError], None]
+) -> Rebuilt:
+    """What is to say of the series now, in place of what an earlier fetch left in plan.json."""
+    from infersiege.errors import InfersiegeError
+    from infersiege.telemetry.remarks import resettled
+
+    again = resettled(found, remarks)
+    if again.plan != found.plan:
+        try:
+            run.write_plan(again.plan)
+        except InfersiegeError as error:
+            on_unwritten(error)
+    return again
+
+
+def _write_again(run: RunDirectory, found: Rebuilt, target: Target) -> None:
+    """The run's rows in the database, where it has some."""
+    from infersiege.errors import InfersiegeError
+    from infersiege.telemetry.republish import write_again
+
+    if found.plan.typed_plan().telemetry.influx_url is None:
+        return
+    try:
+        click.echo(f"telemetry: {write_again(run, found, target, os.environ)}", err=True)
+    except InfersiegeError as error:
+        click.echo(f"warning: {error}", err=True)

@@ -31,6 +31,7 @@ from infersiege.swarm.aftermath import LostShare, final_facts, stage_facts
 from infersiege.swarm.door import Terms
 from infersiege.swarm.ending import MasterOptions, MasterResult
 from infersiege.swarm.fleet import WorkerState
+from infersiege.swarm.handover import HandOver
 from infersiege.swarm.interrupts import Interrupts
 from infersiege.swarm.ledger import ChannelLabels
 from infersiege.swarm.losses import Loss, LossAccount, describe
@@ -43,12 +44,9 @@ from infersiege.swarm.timeline import STAGE
 from infersiege.swarm.versions import all_versions, boot_id, host_facts, versions
 from infersiege.telemetry.local import LocalAgents
 from infersiege.telemetry.publisher import Publisher
+from infersiege.telemetry.remarks import told, unnamed
 
-TELEMETRY_ENDS_S = 9.0
-"""After the load: agents and the run's own writer hand over what they hold within so long. What a database does not
-take by then waits in its spool; a run ends within 15 s."""
-LEAST_PATIENCE_S = 1.0
-"""For the run's own points, however long the agents took."""
+HANDING_OVER = "handing over points"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def run_plan(
     with contextlib.ExitStack() as stack:
         if options.web is not None:
             page = stack.enter_context(StatusPage(*options.web, board.snapshot))
-            console.print(f"status page: {page_url(options.web[0], page.port)}", highlight=False, markup=False)
+            console.print(f"status page: {page.url}", highlight=False, markup=False)
         # Before the target is asked anything: a directory that can't be written is a mistake that costs no request.
         run = RunDirectory.create(options.out, name=plan.run.name or "run", now_ns=now_ns)
         try:
@@ -105,11 +103,6 @@ def run_plan(
         board.emulated = any(facts.emulated for facts in channels.values())
         campaign = Campaign(plan, source, channels, fleet, run, board, console, interrupts, environ)
         return campaign.execute(gated=options.gated)
-
-
-def page_url(host: str, port: int) -> str:
-    """An IPv6 host stands in brackets."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 def discard(run: RunDirectory) -> None:
@@ -304,9 +297,8 @@ class Campaign:
     def _conclude(self, result: MasterResult, *, gated: bool) -> RunResult:
         """Facts, summary and report; where the run's own disk takes no more, in a directory elsewhere."""
         run, invalid = self._run, []
-        ends = time.monotonic() + TELEMETRY_ENDS_S
-        self._agents.stop()
-        self._file = msgspec.structs.replace(self._file, warnings=(*self._file.warnings, *self._agents.problems()))
+        end = self._hand_over()
+        self._file = msgspec.structs.replace(self._file, warnings=(*self._file.warnings, *end.stop_agents()))
         disk_error = result.intake.disk_error
         if disk_error is not None:
             invalid.append(f"{disk_error}; the load was stopped then")
@@ -314,46 +306,66 @@ class Campaign:
         try:
             if disk_error is not None and result.intake.unwritten_rows:
                 raise disk_error
-            summary = self._report(run, file, gated=gated, ends=ends)
+            summary = self._report(run, file, gated=gated, end=end)
         except (RunInvalidError, UsageError) as error:
             run = rescued(result, error)
             where = f"{error}; the whole run is in {run.path}"
             self._console.print(f"error: {where}", style="bold red", highlight=False, markup=False, soft_wrap=True)
             file = msgspec.structs.replace(file, invalid=(where, *file.invalid[len(invalid) :]))
-            summary = self._report(run, file, gated=gated, ends=ends)
+            summary = self._report(run, file, gated=gated, end=end)
         self._console.print(f"run directory: {run.path}", highlight=False, markup=False, soft_wrap=True)
         self._console.print(f"report: {run.path / REPORT}", highlight=False, markup=False, soft_wrap=True)
         run.close()
         return RunResult(run, summary)
 
-    def _report(self, run: RunDirectory, file: PlanFile, *, gated: bool, ends: float) -> Summary:
-        """Write what is made of the turns, then show it. Raises UsageError when it can't be written.
+    def _hand_over(self) -> HandOver:
+        """The load is over, and Ctrl-C means from now on: don't wait for a database."""
+        end = HandOver(self._publisher, self._agents, self._plan.telemetry)
 
-        `ends`: the database has so long to take its points (monotonic seconds).
+        def hurry() -> None:
+            end.hurry()
+            said = "interrupted: not waiting any longer; points that the database has not taken stay in the spool"
+            self._console.print(said, highlight=False, markup=False, soft_wrap=True)
+
+        self._interrupts.on_signal = hurry
+        self._board.note(HANDING_OVER)
+        return end
+
+    def _report(self, run: RunDirectory, file: PlanFile, *, gated: bool, end: HandOver) -> Summary:
+        """Write what is made of the turns, then hand over the points, then show it. Raises UsageError when it can't be
+        written.
+
+        Whatever happens to this process while it waits for a database, the run directory is whole.
         """
         run.write_plan(file)
-        found = self._published(run, judged(read(run), gated=gated), ends)
-        summary = write(run, found)
+        file = end.fetched(run, file)
+        run.write_plan(file)
+        found = judged(read(run), gated=gated)
+        found = told(found, unnamed(found))
+        run.write_plan(found.plan)
+        write(run, found)
         if gated:
-            run.write_junit(junit_xml(summary, summary.rules))
-        print_summary(summary, self._console, examples=found.examples)
+            run.write_junit(junit_xml(found.summary, found.summary.rules))
+        found = self._with_account(run, found, end.published(run, found), gated=gated)
+        print_summary(found.summary, self._console, examples=found.examples)
         if self._publisher.line is not None:
             self._console.print(self._publisher.line, highlight=False, markup=False, soft_wrap=True)
-        return summary
+        return found.summary
 
-    def _published(self, run: RunDirectory, found: Rebuilt, ends: float) -> Rebuilt:
-        """The same, with what became of the run's points in its plan and summary: a rebuild says the same."""
-        publisher = self._publisher
-        publisher.finish(found.plan, found.summary, found.windows)
-        account = publisher.close(max(LEAST_PATIENCE_S, ends - time.monotonic()))
-        told = (*found.plan.warnings, *publisher.warnings, *publisher.losses)
-        if account is None and told == found.plan.warnings:
+    def _with_account(self, run: RunDirectory, before: Rebuilt, found: Rebuilt, *, gated: bool) -> Rebuilt:
+        """Plan, summary and report again, now with what became of the run's points."""
+        if found is before:
             return found
-        file = msgspec.structs.replace(found.plan, telemetry=account, warnings=told)
-        run.write_plan(file)
-        warnings = tuple(dict.fromkeys((*told, *found.summary.warnings)))
-        summary = msgspec.structs.replace(found.summary, telemetry=account, warnings=warnings)
-        return msgspec.structs.replace(found, plan=file, summary=summary)
+        try:
+            run.write_plan(found.plan)
+            write(run, found)
+            if gated:
+                run.write_junit(junit_xml(found.summary, found.summary.rules))
+        except UsageError as error:
+            # What was written before is whole, and lacks only this.
+            note = f"warning: {error}; the run directory does not say what became of the points"
+            self._console.print(note, highlight=False, markup=False, soft_wrap=True)
+        return found
 
 
 def rescued(result: MasterResult, error: InfersiegeError) -> RunDirectory:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import ipaddress
 import logging
 import re
 from collections.abc import Callable, Iterable
@@ -32,7 +33,13 @@ PATIENCE_S = 10.0
 """For a client's request, and for its reading of the answer."""
 _CLOSE_S = 0.5
 
-_STATUS = {200: "200 OK", 404: "404 Not Found", 405: "405 Method Not Allowed", 500: "500 Internal Server Error"}
+_STATUS = {
+    200: "200 OK",
+    403: "403 Forbidden",
+    404: "404 Not Found",
+    405: "405 Method Not Allowed",
+    500: "500 Internal Server Error",
+}
 
 
 class StatusBoard:
@@ -48,6 +55,11 @@ class StatusBoard:
 
     def show(self, state: LiveState) -> None:
         self._live = state
+
+    def note(self, words: str) -> None:
+        """The last figures stand; this is what goes on now, for as long as it takes."""
+        if self._live is not None:
+            self._live = msgspec.structs.replace(self._live, note=words, left_ns=None)
 
     def snapshot(self) -> dict[str, Any]:
         """`run`, `emulated`, `grafana` (None: no link) and `live`: the fields of LiveState, None before the load."""
@@ -67,6 +79,7 @@ class StatusPage:
     ) -> None:
         """`state` is called for each /status.json, in the event loop: it must not block. `port` 0: any free one."""
         self._address = (host, port)
+        self._names = frozenset(name.lower().rstrip(".") for name in ("localhost", host, socket.gethostname()))
         self._state = state
         self._patience_s = patience_s
         self._page = PAGE.encode()
@@ -118,7 +131,9 @@ class StatusPage:
         """The WSGI application."""
         method = environ["REQUEST_METHOD"]
         extra: list[tuple[str, str]] = []
-        if method not in ("GET", "HEAD"):
+        if not self._is_ours(environ.get("HTTP_HOST")):
+            status, kind, body = 403, "text/plain", b"not under this name: use its IP address, or the name in --web\n"
+        elif method not in ("GET", "HEAD"):
             status, kind, body = 405, "text/plain", b"read only\n"
             extra = [("Allow", "GET, HEAD")]
         else:
@@ -131,6 +146,20 @@ class StatusPage:
         ]
         start_response(_STATUS[status], headers)
         return [] if method == "HEAD" else [body]
+
+    def _is_ours(self, host: str | None) -> bool:
+        """Whether a request was meant for this page. Another site's name that was made to point here (DNS rebinding)
+        would let that site's script read it. A name that cannot be given away by a stranger is fine: an IP address,
+        localhost, what --web names, and this host's own. None: no browser asks without a Host.
+        """
+        if host is None:
+            return True
+        name = _name_of(host)
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._names
+        return True
 
     def _content(self, path: str) -> tuple[int, str, bytes]:
         """(status, content type, body) of one path."""
@@ -145,6 +174,13 @@ class StatusPage:
         except Exception:  # a view is not worth a run
             log.exception("the state of the run can't be shown")
             return 500, "text/plain", b"the state of the run can't be shown; the master's log says why\n"
+
+
+def _name_of(host: str) -> str:
+    """The name or address in a Host header, without port and brackets."""
+    bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::\d*)?", host.strip())
+    name = bracketed[1] if bracketed else re.sub(r":\d*$", "", host.strip())
+    return name.lower().rstrip(".")
 
 
 def _listen(host: str, port: int) -> Any:

@@ -14,7 +14,7 @@ from infersiege.plan.schema import Telemetry
 def database_of(telemetry: Telemetry, environ: Mapping[str, str], *, url: str | None = None) -> Target | None:
     """The target with its token, or None when there is no URL. `url` is used instead of the plan's.
 
-    Raises UsageError for a URL that is none, and for a token's variable that is not set.
+    Raises UsageError for a URL that is none, and for a token's variable that is not set or holds no token.
     """
     address = url or telemetry.influx_url
     if address is None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
 import msgspec
 from infersiege_agents.errors import AgentError
-from infersiege_agents.influx.server import Series, TruncatedError, identify, literal, query, quoted
+from infersiege_agents.influx.answers import quoted
+from infersiege_agents.influx.http import UnreachableError
+from infersiege_agents.influx.server import Series, TruncatedError, identify, literal, query
 from infersiege_agents.influx.target import Target
-from infersiege_agents.measurements import ENGINE, GPU, Measurement
+from infersiege_agents.measurements import ENGINE, GPU, GPU_HOST, Measurement
 
 from infersiege.errors import TargetError, UsageError
 from infersiege.records import SeriesRow
@@ -22,10 +25,22 @@ MARGIN_NS: Final = 5 * SECOND_NS
 SLICE_NS: Final = 300 * SECOND_NS
 """Time of one query: 64 GPUs at one point a second are some 20 MB."""
 
-FILES: Final[dict[str, Measurement]] = {GPU_SERIES: GPU, ENGINE_SERIES: ENGINE}
-"""File below telemetry/ -> measurement that it holds."""
+IDENTIFY_S: Final = 5.0
+QUERY_S: Final = 30.0
+"""Longest time of one request."""
 
-_Key = tuple[int, tuple[tuple[str, str], ...]]
+STILL_WRITES_NS: Final = 5 * SECOND_NS
+"""A series without a point for so long has ended, or its agent is away: nobody waits for its next one."""
+LOOK_EVERY_S: Final = 0.25
+
+FILES: Final[dict[str, tuple[Measurement, ...]]] = {ENGINE_SERIES: (ENGINE,), GPU_SERIES: (GPU, GPU_HOST)}
+"""File below telemetry/ -> measurements that it holds. The smaller first: where time is short, it has come."""
+OF_HOSTS: Final = (GPU, GPU_HOST)
+"""[telemetry] hosts says whose GPUs belong to a run. An engine's `host` is that of its address, which may be another
+name of the same machine, or a gateway; engines are told apart by the addresses of the plan's channels."""
+
+_Tags = tuple[tuple[str, str], ...]
+_Key = tuple[int, _Tags]
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +60,7 @@ class FetchResult(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, Fetched]
     """File name -> what came."""
     missing_hosts: tuple[str, ...]
-    """Hosts that were asked for and have no point of either kind."""
+    """Hosts that were asked for and have no point of any kind."""
     notes: tuple[str, ...]
     """Torn lines that were left out."""
 
@@ -54,25 +69,61 @@ class FetchResult(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.rows for one in self.files.values())
 
 
-def fetch(run: RunDirectory, target: Target, *, hosts: tuple[str, ...] = ()) -> FetchResult:
+class NoInfluxqlError(TargetError):
+    """VictoriaMetrics: it takes points, and can't be asked for them."""
+
+
+class _OverError(UnreachableError):
+    """The database answers, and the time is over."""
+
+
+class _Source:
+    """A database, and the time that is left to ask it."""
+
+    def __init__(self, target: Target, within_s: float | None, clock: Callable[[], float]) -> None:
+        self.target = target
+        self._clock = clock
+        self._within_s = within_s
+        self._ends = None if within_s is None else clock() + within_s
+
+    def left_s(self, most_s: float) -> float:
+        """Time for one request. Raises _OverError when there is none left."""
+        if self._ends is None:
+            return most_s
+        left = min(most_s, self._ends - self._clock())
+        if left <= 0:
+            raise _OverError(f"{self.target.url}: did not give all series within {self._within_s:.3g} s")
+        return left
+
+
+def fetch(
+    run: RunDirectory,
+    target: Target,
+    *,
+    hosts: tuple[str, ...] = (),
+    within_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> FetchResult:
     """Merge the database's points of the run's time into telemetry/gpu.jsonl and telemetry/engine.jsonl.
 
-    From 5 s before the first arrival to 5 s after the end; `hosts`: only of these, none: of all. Points that are in a
-    file already (same tags and instant) are not doubled; rows are sorted by time. A file is replaced whole or not at
-    all: after an error it is as it was.
+    From 5 s before the first arrival to 5 s after the end; `hosts`: only GPUs of these, none: of all. Engines come
+    from everywhere. Points that are in a file already (same tags and instant) are not doubled; rows are sorted by time.
+    A file is replaced whole or not at all: after an error it is as it was. `within_s`: give up after so long; None:
+    wait QUERY_S for each part of the time.
 
     Raises TargetError when the database can't be asked, RunDirectoryError for a damaged file, UsageError when a file
     can't be written or the run has no time span.
     """
     plan = run.read_plan()
     span = _span(run, plan)
+    source = _Source(target, within_s, clock)
     notes: list[str] = []
     files: dict[str, Fetched] = {}
     try:
-        _must_have_influxql(target)
-        for name, measurement in FILES.items():
+        _must_have_influxql(source)
+        for name, measurements in FILES.items():
             local = sorted(run.read_series(name, notes.append), key=_order)
-            fetched = _rows(target, measurement, span, hosts)
+            fetched = _rows(source, measurements, span, hosts)
             first = next(fetched, None)
             if first is None:
                 files[name] = Fetched(rows=0, added=0, hosts=())
@@ -85,6 +136,47 @@ def fetch(run: RunDirectory, target: Target, *, hosts: tuple[str, ...] = ()) -> 
     seen = {host for one in files.values() for host in one.hosts}
     missing = tuple(host for host in hosts if host not in seen)
     return FetchResult(files=files, missing_hosts=missing, notes=tuple(notes))
+
+
+def await_points(
+    run: RunDirectory,
+    target: Target,
+    *,
+    hosts: tuple[str, ...] = (),
+    until_ns: int,
+    within_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until agents elsewhere, which write once a second or so, have written what they saw up to that instant.
+
+    At most `within_s`; series that are in the run directory, whose agents are this host's, are not waited for.
+    Raises TargetError when the database can't be asked.
+    """
+    source = _Source(target, within_s, clock)
+    try:
+        _must_have_influxql(source)
+        own = {(row.measurement, _tags(row)) for name in FILES for row in run.read_series(name)}
+        while any(at_ns < until_ns for series, at_ns in _newest(source, until_ns, hosts) if series not in own):
+            sleep(LOOK_EVERY_S)
+    except _OverError:
+        return
+    except AgentError as error:
+        raise TargetError(str(error), hint=error.hint) from None
+
+
+def _newest(source: _Source, until_ns: int, hosts: tuple[str, ...]) -> Iterator[tuple[tuple[str, _Tags], int]]:
+    """Each series that still writes, and its newest point."""
+    for measurement in chain.from_iterable(FILES.values()):
+        always = "up" if measurement is ENGINE else "ok"
+        text = (
+            f"SELECT last({quoted(always)}) FROM {quoted(measurement.name)} WHERE time >= {until_ns - STILL_WRITES_NS}"
+        )
+        text += _of_hosts(measurement, hosts)
+        for series in query(source.target, f"{text} GROUP BY *", timeout_s=source.left_s(QUERY_S)):
+            tags = tuple(sorted((name, value) for name, value in series.tags.items() if value and ":" not in name))
+            for row in series.values:
+                yield (measurement.name, tags), int(row[series.columns.index("time")])
 
 
 def _span(run: RunDirectory, plan: PlanFile) -> tuple[int, int]:
@@ -101,11 +193,11 @@ def _span(run: RunDirectory, plan: PlanFile) -> tuple[int, int]:
     return plan.started_ns - MARGIN_NS, max(ended_ns, plan.started_ns) + MARGIN_NS
 
 
-def _must_have_influxql(target: Target) -> None:
-    server = identify(target)
+def _must_have_influxql(source: _Source) -> None:
+    server = identify(source.target, timeout_s=source.left_s(IDENTIFY_S))
     if server.kind == "victoriametrics":
-        raise TargetError(
-            f"{target.url}: is VictoriaMetrics, which has no InfluxQL: series can't be fetched from it",
+        raise NoInfluxqlError(
+            f"{source.target.url}: is VictoriaMetrics, which has no InfluxQL: series can't be fetched from it",
             hint="write to an InfluxDB, or copy telemetry/*.jsonl of the agents' --out files into the run directory",
         )
 
@@ -114,32 +206,40 @@ def _must_have_influxql(target: Target) -> None:
 
 
 def _rows(
-    target: Target, measurement: Measurement, span: tuple[int, int], hosts: tuple[str, ...]
+    source: _Source, measurements: Sequence[Measurement], span: tuple[int, int], hosts: tuple[str, ...]
 ) -> Iterator[SeriesRow]:
     """The database's points in order of time, slice by slice."""
     first_ns, end_ns = span
     at_ns = first_ns
     while at_ns < end_ns:
         to_ns = min(at_ns + SLICE_NS, end_ns)
-        yield from sorted(_slice(target, measurement, at_ns, to_ns, hosts), key=_order)
+        parts = (_slice(source, one, at_ns, to_ns, hosts) for one in measurements)
+        yield from sorted(chain.from_iterable(parts), key=_order)
         at_ns = to_ns
 
 
 def _slice(
-    target: Target, measurement: Measurement, from_ns: int, to_ns: int, hosts: tuple[str, ...]
+    source: _Source, measurement: Measurement, from_ns: int, to_ns: int, hosts: tuple[str, ...]
 ) -> list[SeriesRow]:
-    of_hosts = " OR ".join(f'"host" = {literal(host)}' for host in hosts)
     text = f"SELECT * FROM {quoted(measurement.name)} WHERE time >= {from_ns} AND time < {to_ns}"
-    text += f" AND ({of_hosts})" if hosts else ""
+    text += _of_hosts(measurement, hosts)
     try:
-        found = query(target, f"{text} GROUP BY *")
+        found = query(source.target, f"{text} GROUP BY *", timeout_s=source.left_s(QUERY_S))
     except TruncatedError:
         if to_ns - from_ns <= SECOND_NS:
             raise
         middle_ns = (from_ns + to_ns) // 2
-        early = _slice(target, measurement, from_ns, middle_ns, hosts)
-        return early + _slice(target, measurement, middle_ns, to_ns, hosts)
+        early = _slice(source, measurement, from_ns, middle_ns, hosts)
+        return early + _slice(source, measurement, middle_ns, to_ns, hosts)
     return [row for series in found if series.name == measurement.name for row in rows_of(series, measurement)]
+
+
+def _of_hosts(measurement: Measurement, hosts: tuple[str, ...]) -> str:
+    """The condition of a query; empty: all."""
+    if not hosts or measurement not in OF_HOSTS:
+        return ""
+    either = " OR ".join(f'"host" = {literal(host)}' for host in hosts)
+    return f" AND ({either})"
 
 
 def rows_of(series: Series, measurement: Measurement) -> Iterator[SeriesRow]:
@@ -166,7 +266,11 @@ def rows_of(series: Series, measurement: Measurement) -> Iterator[SeriesRow]:
 
 
 def _key(row: SeriesRow) -> _Key:
-    return row.at_ns, tuple(sorted((name, value) for name, value in row.tags.items() if value))
+    return row.at_ns, _tags(row)
+
+
+def _tags(row: SeriesRow) -> _Tags:
+    return tuple(sorted((name, value) for name, value in row.tags.items() if value))
 
 
 def _order(row: SeriesRow) -> tuple[int, str, _Key]:

@@ -14,6 +14,7 @@ from infersiege_agents.points import Point
 from infersiege.metrics.definitions import METRICS
 from infersiege.records import ClientHealth, EventRow, GroupSummary, StageResources, Summary
 from infersiege.rundir import ChannelFacts, PlanFile, StageFacts
+from infersiege.telemetry.crossed import Pair, is_everything, shared
 
 SECOND_NS = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -66,27 +67,50 @@ def start_point(file: PlanFile) -> Point:
     return Point(measurements.RUN.name, _tags(file, None, None, None), fields, _stamp(file))
 
 
-def run_points(file: PlanFile, summary: Summary) -> Iterator[Point]:
-    """One row per group of the summary, with the same values to the last digit.
+def run_points(file: PlanFile, summary: Summary, *, pairs: Sequence[Pair] = ()) -> Iterator[Point]:
+    """One row per group of the summary, with the same values to the last digit; and one per part of the run that holds
+    the same turns as a group (`pairs`: which scenarios went to which channels), so that no choice finds nothing.
 
-    Resources stand in the row of their stage, and in that of the whole run when it had only one stage: means of several
-    stages can't be had from their means.
+    Resources stand in the row of their stage, and in those of all turns when there was only one stage: means of several
+    stages can't be had from their means, and GPUs serve all scenarios at once.
     """
-    resources = {one.stage: one for one in summary.resources}
     for group in summary.groups:
-        whole = (group.scenario, group.channel, group.stage) == (None, None, None)
-        # What the whole run's flag counts in (answers that say so) no cut knows.
-        emulated = summary.emulated if whole else group.emulated
-        fields = _identity(file, group.channel) | _outcome(summary) | _figures(group) | {"emulated": int(emulated)}
-        fields |= _of_stages(file, [stage for stage in file.stages if group.stage in (None, stage.name)])
-        if group.scenario is None and group.channel is None:
-            fields |= _resources(resources.get(group.stage) if group.stage else _only(summary.resources))
-        yield Point(
-            measurements.RUN.name, _tags(file, group.scenario, group.channel, group.stage), fields, _stamp(file)
-        )
-        if whole and len(file.stages) == 1:
+        fields = _row(file, summary, group)
+        if group.stage is None and is_everything((group.scenario, group.channel), pairs):
+            fields |= _resources(_only(summary.resources))
+        yield _point(file, group.scenario, group.channel, group.stage, fields)
+        if _whole(group) and len(file.stages) == 1:
             # The only stage is the run; its row lets a table of stages read runs with one and with several alike.
-            yield Point(measurements.RUN.name, _tags(file, None, None, file.stages[0].name), fields, _stamp(file))
+            yield _point(file, None, None, file.stages[0].name, fields)
+    for (scenario, channel), group in shared(summary, pairs).items():
+        fields = _row(file, summary, group) | _identity(file, channel)
+        if is_everything((scenario, channel), pairs):
+            fields |= _resources(_only(summary.resources))
+        yield _point(file, scenario, channel, None, fields)
+
+
+def cut_points(file: PlanFile, summary: Summary, groups: Iterable[GroupSummary]) -> Iterator[Point]:
+    """Rows of groups that the summary does not have (`crossed.groups_of`)."""
+    for group in groups:
+        yield _point(file, group.scenario, group.channel, group.stage, _row(file, summary, group))
+
+
+def _whole(group: GroupSummary) -> bool:
+    return (group.scenario, group.channel, group.stage) == (None, None, None)
+
+
+def _row(file: PlanFile, summary: Summary, group: GroupSummary) -> Fields:
+    # What the whole run's flag counts in (answers that say so) no cut knows.
+    emulated = summary.emulated if _whole(group) else group.emulated
+    fields = _identity(file, group.channel) | _outcome(summary) | _figures(group) | {"emulated": int(emulated)}
+    fields |= _of_stages(file, [stage for stage in file.stages if group.stage in (None, stage.name)])
+    if group.scenario is None and group.channel is None and group.stage is not None:
+        fields |= _resources(next((one for one in summary.resources if one.stage == group.stage), None))
+    return fields
+
+
+def _point(file: PlanFile, scenario: str | None, channel: str | None, stage: str | None, fields: Fields) -> Point:
+    return Point(measurements.RUN.name, _tags(file, scenario, channel, stage), fields, _stamp(file))
 
 
 def _of_stages(file: PlanFile, stages: Sequence[StageFacts]) -> Fields:

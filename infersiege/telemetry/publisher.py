@@ -6,29 +6,29 @@ Points go through the durable writer: memory, disk, a sender process of its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
 from infersiege_agents.errors import AgentError
 from infersiege_agents.influx.spool import spool_directory
-from infersiege_agents.influx.target import Target, target_of
+from infersiege_agents.influx.target import Target
 from infersiege_agents.influx.writer import DurableWriter
 from infersiege_agents.points import Point
 
+from infersiege.errors import UsageError
 from infersiege.plan.schema import Plan
-from infersiege.records import EventRow, Report, Summary, TelemetryAccount, WindowRow
+from infersiege.records import EventRow, Report, TelemetryAccount, TurnRecord, WindowRow
+from infersiege.report.rebuild import Rebuilt
 from infersiege.rundir import PlanFile
+from infersiege.telemetry.crossed import groups_of, pairs_of, uncounted
+from infersiege.telemetry.database import database_of
 from infersiege.telemetry.live import LiveGauges, WindowPoints, exact_points
-from infersiege.telemetry.points import client_point, event_point, run_points, start_point
+from infersiege.telemetry.points import client_point, cut_points, event_point, run_points, start_point
 
 EVERY_NS = 1_000_000_000
 """Between two rows of live figures."""
 
-EXACT_WITHIN_S = 4.0
-EXACT_SHARE = 0.01
-"""Time to write every second of a run again: so long, and in a long run this share of its own time (a second of ten
-scenarios and channels takes about 0.3 % of one). What does not fit stays as it was known while the run went on."""
 PATIENCE_S = 8.0
 """Time for the database to take what waits when the run is over; the rest stays in the spool."""
 PATIENCE_AWAY_S = 3.0
@@ -36,7 +36,14 @@ PATIENCE_AWAY_S = 3.0
 EARLY_EVENTS = 100
 """Events before the load begins are kept for when it does; a run that never begins is not in the database."""
 
-_BATCH = 2_000
+_POINTS_AT_A_TIME = 100
+_TURNS_AT_A_TIME = 500
+"""Some 20 ms of work; then signals and the status page have their turn."""
+_BREATH_S = 0.001
+
+
+class _TimeOverError(Exception):
+    """What was begun can't be ended in time."""
 
 
 class Publisher:
@@ -52,17 +59,22 @@ class Publisher:
         *,
         titles: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`titles`: kind of event -> its words."""
+        """`titles`: kind of event -> its words. `sleep` lets others run while much is written."""
         self._plan = plan
         self._titles = titles
         self._clock = clock
+        self._sleep = sleep
+        self._hurried = False
         self.warnings: list[str] = []
         """What is worth a line in the summary."""
-        self._target: Target | None = None
+        self.target: Target | None = None
+        """Where points go; None: nowhere."""
         self._spool = Path(plan.telemetry.spool) if plan.telemetry.spool else spool_directory(environ)
         self._writer: DurableWriter | None = None
         self._account: TelemetryAccount | None = None
+        self._refusal: str | None = None
         self._taken_up = 0
         self._run = ""
         self._live: WindowPoints | None = None
@@ -71,35 +83,23 @@ class Publisher:
         self._at_ns = 0
         self._workers = (0, 0)
         """Alive and expected, as last told."""
-        if plan.telemetry.influx_url is not None:
-            self._target = self._target_of_plan(environ)
-
-    def _target_of_plan(self, environ: Mapping[str, str]) -> Target | None:
-        wanted = self._plan.telemetry
-        variable = wanted.influx_token_env
         try:
-            return target_of(
-                wanted.influx_url or "",
-                bucket=wanted.influx_bucket,
-                org=wanted.influx_org or "",
-                token=environ.get(variable, "") if variable is not None else "",
-            )
-        except AgentError as error:
+            self.target = database_of(plan.telemetry, environ)
+        except UsageError as error:
             self.warnings.append(f"nothing is written to InfluxDB: {error}")
-            return None
 
     # ------------------------------------------------------------------------------------------------- while it runs
 
     def open(self) -> None:
         """Start the writer, before the load: it may take a moment."""
-        if self._target is None or self._writer is not None:
+        if self.target is None or self._writer is not None:
             return
-        writer = DurableWriter(self._target, self._spool, source="run")
+        writer = DurableWriter(self.target, self._spool, source="run")
         try:
             writer.start()
         except (AgentError, OSError) as error:
             self.warnings.append(f"nothing is written to InfluxDB: {error}")
-            self._target = None
+            self.target = None
             return
         self.warnings += writer.notices
         self._writer = writer
@@ -151,63 +151,95 @@ class Publisher:
 
     # ------------------------------------------------------------------------------------------------ when it is over
 
-    def finish(self, file: PlanFile, summary: Summary, windows: Iterable[WindowRow]) -> None:
-        """The exact figures, and every second again from its turns; `close` sends them.
+    @property
+    def away(self) -> bool:
+        """The database does not take points now. One that refuses some is there."""
+        return self._writer is not None and self._writer.problem is not None
 
-        Called again (the run had to move, and its summary says so), it writes the figures again.
+    def finish(self, found: Rebuilt, turns: Callable[[], Iterable[TurnRecord]], *, within_s: float) -> None:
+        """The exact figures, and every second again from its turns, as far as the time goes; `close` sends them.
+
+        `turns` is called where figures are needed that the summary has no group for. Others run in between.
         """
-        if self._live is None or self._gauges is None or file.started_ns is None:
+        file, summary = found.plan, found.summary
+        if self._live is None or self._gauges is None or file.started_ns is None or self._writer is None:
             return
-        self.open()
-        self._put(run_points(file, summary))
-        if self._account is None:
-            # What the last reports told, so that sums over the run are whole and gauges end where the run did.
-            alive, expected = self._workers
-            at_ns = max(summary.ended_ns, self._at_ns + 1)
-            self._put([self._gauges.point(at_ns, elapsed_ns=None, alive=alive, expected=expected)])
-            self._put_exact(file, windows, within_s=(summary.ended_ns - file.started_ns) / 1e9 * EXACT_SHARE)
+        began = self._clock()
+        pairs = pairs_of(found.windows)
+        self._put(run_points(file, summary, pairs=pairs))
+        # What the last reports told, so that sums over the run are whole and gauges end where the run did.
+        alive, expected = self._workers
+        at_ns = max(summary.ended_ns, self._at_ns + 1)
+        self._put([self._gauges.point(at_ns, elapsed_ns=None, alive=alive, expected=expected)])
+        if cuts := uncounted(summary, pairs):
+            try:
+                groups = groups_of(self._paced(turns(), began + within_s / 2), found, cuts)
+            except _TimeOverError:
+                self.warnings.append("InfluxDB has no figures by scenario and channel together: there was no time")
+            else:
+                self._put(cut_points(file, summary, groups))
+        self._put_exact(file, found.windows, ends=began + within_s)
 
-    def _put_exact(self, file: PlanFile, windows: Iterable[WindowRow], *, within_s: float) -> None:
+    def _paced(self, turns: Iterable[TurnRecord], ends: float) -> Iterator[TurnRecord]:
+        """Raises _TimeOverError."""
+        for number, turn in enumerate(turns, 1):
+            yield turn
+            if number % _TURNS_AT_A_TIME == 0 and not self._breathe(ends):
+                raise _TimeOverError
+
+    def _breathe(self, ends: float) -> bool:
+        """Whether there is time left. Others run meanwhile."""
+        self._sleep(_BREATH_S)
+        return not self._hurried and self._clock() < ends
+
+    def _put_exact(self, file: PlanFile, windows: Iterable[WindowRow], *, ends: float) -> None:
         if self._live is None or file.started_ns is None or self._writer is None:
             return
         steady_ns = file.stages[0].steady_started_ns if file.stages else file.started_ns
         points = exact_points(
             self._run, windows, started_ns=file.started_ns, steady_ns=steady_ns, written=self._live.written
         )
-        ends = self._clock() + max(EXACT_WITHIN_S, within_s)
-        while batch := list(islice(points, _BATCH)):
+        while batch := list(islice(points, _POINTS_AT_A_TIME)):
             self._put(batch)
             self._writer.tick()
-            if self._clock() > ends and len(batch) == _BATCH:
+            if not self._breathe(ends) and len(batch) == _POINTS_AT_A_TIME:
                 until = time.strftime("%H:%M:%SZ", time.gmtime(batch[-1].at_ns / 1e9))
                 self.warnings.append(
                     f"InfluxDB has exact seconds up to {until}; later ones are as they were known while the run went on"
                 )
                 return
 
+    def hurry(self) -> None:
+        """Called by a signal: what `finish` and `close` do, or will do, shall not take any longer."""
+        self._hurried = True
+        if self._writer is not None:
+            self._writer.hurry()
+
     def close(self, within_s: float = PATIENCE_S) -> TelemetryAccount | None:
         """Give the database so long to take what waits. None: the plan names no database, or it can't be written to.
 
         Bounded, whatever the database does. What it has not taken stays in the spool.
         """
-        writer, self._writer = self._writer, None
+        writer = self._writer
         if writer is None:
             return self._account
-        away = writer.problem is not None and not writer.counters().rejected  # what refuses is there
-        counters = writer.close(min(within_s, PATIENCE_AWAY_S) if away else within_s)
-        self._taken_up += counters.taken_up
-        before = self._account
+        if self.away:
+            within_s = min(within_s, PATIENCE_AWAY_S)
+        counters = writer.close(0.0 if self._hurried else within_s)
+        self._writer = None
+        self._taken_up = counters.taken_up
         self._account = TelemetryAccount(
             url=writer.target.url,
-            written=counters.written + (before.written if before else 0),
-            acknowledged=counters.acknowledged + (before.acknowledged if before else 0),
-            rejected=counters.rejected + (before.rejected if before else 0),
-            spooled=counters.spooled + (before.spooled if before else 0),
-            dropped=counters.dropped + (before.dropped if before else 0),
-            left_out=counters.left_out + (before.left_out if before else 0),
+            written=counters.written,
+            acknowledged=counters.acknowledged,
+            rejected=counters.rejected,
+            spooled=counters.spooled,
+            dropped=counters.dropped,
+            left_out=counters.left_out,
             spool=str(writer.spool),
-            problem=_without(writer.target.token, writer.problem),
+            problem=_without(writer.target.token, writer.problem or writer.refusal),
         )
+        self._refusal = _without(writer.target.token, writer.refusal)
         return self._account
 
     @property
@@ -218,7 +250,7 @@ class Publisher:
             return ()
         found = []
         if account.rejected:
-            why = f" ({account.problem})" if account.problem else ""
+            why = f" ({self._refusal})" if self._refusal else ""
             found.append(
                 f"InfluxDB refused {account.rejected:,} of {account.written:,} points{why}; they are set aside in "
                 f"{account.spool}"
