@@ -17,7 +17,7 @@ import fake_nvml
 import pytest
 import scripted_server
 from fake_nvml import Rig, cards, hosts, number, slices, uuid
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from infersiege_agents.cli import parser_for
 from infersiege_agents.errors import NO_GPU, USAGE
@@ -728,6 +728,7 @@ def many(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
         os.environ[fake_nvml.CONTROL] = before
 
 
+@settings(max_examples=50)  # each is a minute of virtual time
 @given(trouble=_TROUBLE)
 def test_whatever_happens_points_are_whole_and_nothing_is_negative(
     many: Callable[[], Rig], trouble: list[dict[str, int | None]]

@@ -31,7 +31,7 @@ def resident_bytes() -> int:
 
 PIECES = 24
 LIVES = [
-    pytest.param(24 * HOUR_S, 10.0, 5.0, id="a day"),
+    pytest.param(24 * HOUR_S, 20.0, 10.0, id="a day"),
     pytest.param(2 * HOUR_S, 1.0, 0.5, id="two hours at 1 Hz"),
 ]
 
