@@ -17,6 +17,8 @@ class Reason(StrEnum):
     """Why."""
 
     INVALID = "invalid"
+    MISSING = "missing"
+    """A field that must be there."""
     EMPTY = "empty"
     CONTEXT = "context"
     MODEL = "model"
@@ -28,6 +30,7 @@ class Reason(StrEnum):
 
 _STATUS: dict[Reason, int] = {
     Reason.INVALID: 400,
+    Reason.MISSING: 400,
     Reason.EMPTY: 400,
     Reason.CONTEXT: 400,
     Reason.MODEL: 404,
@@ -77,6 +80,11 @@ def invalid(param: str, message: str) -> RefusedError:
     return RefusedError(Reason.INVALID, f"1 validation error:\n  {message}", param)
 
 
+def missing(field: str) -> RefusedError:
+    message = f"1 validation error:\n  {{'type': 'missing', 'loc': 'body.{field}', 'msg': 'Field required'}}"
+    return RefusedError(Reason.MISSING, message, f"body.{field}")
+
+
 def of_status(status: int, message: str) -> RefusedError:
     """The refusal that usually has this status."""
     reason = _BY_STATUS.get(status, Reason.FAILED if status >= 500 else Reason.INVALID)
@@ -110,6 +118,9 @@ _WORDS: dict[tuple[str, Reason], str] = {
     ("sglang", Reason.CONTEXT): "The input ({prompt_tokens} tokens) is longer than the model's context length "
     "({limit} tokens).",
     ("sglang", Reason.EMPTY): "Messages cannot be empty.",
+    ("llama.cpp", Reason.MISSING): "'{field}' is required",
+    ("openai", Reason.MISSING): "Missing required parameter: '{field}'.",
+    ("anthropic", Reason.MISSING): "{field}: Field required",
     ("llama.cpp", Reason.CONTEXT): "request ({prompt_tokens} tokens) exceeds the available context size ({limit} "
     "tokens), try increasing it",
     ("llama.cpp", Reason.KEY): "Invalid API Key",
@@ -126,6 +137,7 @@ _KINDS: dict[str, dict[Reason, str]] = {
     "vllm": {
         Reason.OVERLOAD: "Service Unavailable",
         Reason.INVALID: "Bad Request",
+        Reason.MISSING: "Bad Request",
         Reason.EMPTY: "BadRequestError",
         Reason.CONTEXT: "BadRequestError",
         Reason.MODEL: "NotFoundError",
@@ -133,12 +145,14 @@ _KINDS: dict[str, dict[Reason, str]] = {
     },
     "sglang": {
         Reason.INVALID: "Bad Request",
+        Reason.MISSING: "Bad Request",
         Reason.EMPTY: "BadRequestError",
         Reason.CONTEXT: "BadRequestError",
         Reason.FAILED: "InternalServerError",
     },
     "llama.cpp": {
         Reason.INVALID: "invalid_request_error",
+        Reason.MISSING: "invalid_request_error",
         Reason.EMPTY: "invalid_request_error",
         Reason.CONTEXT: "exceed_context_size_error",
         Reason.MODEL: "not_found_error",
@@ -170,7 +184,8 @@ def worded(profile: Profile, error: RefusedError) -> str:
     words = _WORDS.get((profile.name, error.reason))
     if words is None or error.literal:
         return error.message
-    return words.format(prompt_tokens=error.prompt_tokens, limit=error.limit, code=error.code)
+    field = (error.param or "").removeprefix("body.")
+    return words.format(prompt_tokens=error.prompt_tokens, limit=error.limit, code=error.code, field=field)
 
 
 def kind_of(profile: Profile, error: RefusedError) -> str:
@@ -195,11 +210,12 @@ def error_object(profile: Profile, error: RefusedError, *, streamed: bool = Fals
             value |= {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.limit}
         return value
     if profile.name in ("openai", "anthropic"):
-        return {"message": message, "type": kind, "param": error.param, "code": _CLOUD_CODES.get(error.reason)}
+        param = None if error.param is None else error.param.removeprefix("body.")
+        return {"message": message, "type": kind, "param": param, "code": _CLOUD_CODES.get(error.reason)}
     if profile.name == "sglang":
         if error.reason is Reason.OVERLOAD:
             message, kind = "The request queue is full.", "SERVICE_UNAVAILABLE" if streamed else str(status)
-        return {"object": "error", "message": message, "type": kind, "param": error.param, "code": status}
+        return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
     return {"message": message, "type": kind, "param": error.param, "code": status}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from infersiege.emulator import text
 from infersiege.emulator.profile import Api, Profile
-from infersiege.emulator.refusal import Reason, RefusedError, invalid, no_model
+from infersiege.emulator.refusal import Reason, RefusedError, invalid, missing, no_model
 
 Json = Mapping[str, Any]
 
@@ -59,7 +59,7 @@ def read_wish(body: Any, api: Api, profile: Profile, model: str) -> Wish:
         raise invalid("body.n", "the emulator gives one choice")
     limit = _limit(body, api)
     if limit is None and api in profile.needs_max_tokens:
-        raise RefusedError(Reason.INVALID, "max_tokens: Field required", "max_tokens")
+        raise missing("max_tokens")
     prompt, question = _prompt(body, api, profile)
     choice, named = _choice(body.get("tool_choice"), api)
     stream = bool(body.get("stream"))
@@ -124,7 +124,7 @@ def _plain_prompt(prompt: Any) -> tuple[list[str], str]:
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return [str(token) for token in prompt], ""
     if prompt is None:
-        raise invalid("body.prompt", "{'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required'}")
+        raise missing("prompt")
     raise invalid("body.prompt", "prompt must be one text or one list of token numbers")
 
 
@@ -133,7 +133,7 @@ def _conversation(body: Json, api: Api) -> list[Json]:
     field = "input" if api is Api.RESPONSES else "messages"
     said = body.get(field)
     if said is None:
-        raise invalid(f"body.{field}", f"{{'type': 'missing', 'loc': 'body.{field}', 'msg': 'Field required'}}")
+        raise missing(field)
     if api is Api.RESPONSES and isinstance(said, str):
         said = [{"role": "user", "content": said}]
     if not isinstance(said, list) or not all(isinstance(one, dict) for one in said):
