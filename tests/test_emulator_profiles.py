@@ -10,13 +10,14 @@ import json
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated import PATHS, Said, ask, body_for
+from emulated import PARAMETERS, PATHS, Said, ask, body_for
 from prometheus_client.parser import text_string_to_metric_families
 from siege import Siege, check_conserved, check_passed
 from test_emulator_dialects import captured, shape
@@ -649,29 +650,52 @@ DIALECTS = {
 @pytest.mark.parametrize("profile", ["vllm", "sglang", "llama.cpp"])
 def test_the_client_counts_what_the_emulator_wrote(profile: str, siege: Siege, tmp_path: Path) -> None:
     """One run, four channels, one per protocol: no failure, and each turn's counts are those of the log."""
-    options = ("--profile", profile, "--output-median", "12", "--step-base-ms", "2")
+    trace = tmp_path / "talks.jsonl"
+    trace.write_text("\n".join(json.dumps(talk(number)) for number in range(TALKS)), encoding="utf-8")
+    options = ("--profile", profile, "--output-median", "12", "--step-base-ms", "2", "--tool-share", "0.7")
     with EmulatorProcess(*options, log=tmp_path / "truth.jsonl") as process:
-        ran = siege.run(four_channels(profile, process.base_url))
+        ran = siege.run(four_channels(profile, process.base_url, trace))
         truth = {row["request_id"]: row for row in process.truth()}
     check_passed(ran)
     check_conserved(ran)
-    assert not ran.by_outcome(Outcome.FAILED), [turn.error_detail for turn in ran.by_outcome(Outcome.FAILED)][:3]
-    turns = ran.by_outcome(Outcome.OK)
-    assert {turn.channel for turn in turns} == set(DIALECTS)
+    turns = ran.turns
+    assert {turn.outcome for turn in turns} == {Outcome.OK}, [turn.error_detail for turn in turns]
+    assert Counter(turn.channel for turn in turns) == dict.fromkeys(DIALECTS, 3 * TALKS)
     for turn in turns:
         row = truth[turn.request_id]
         assert (row["api"], DIALECTS[row["api"]]) == (turn.channel, turn.dialect)
-        assert turn.prompt_tokens == row["prompt_tokens"] and turn.output_tokens == row["output_tokens"]
+        assert (turn.prompt_tokens, turn.output_tokens) == (row["prompt_tokens"], row["output_tokens"])
         assert turn.tokens_from == "usage" and turn.finish_reason == row["finish"]
         told = not (profile == "vllm" and row["api"] == "messages")
         assert turn.cached_tokens == (row["cached_tokens"] if told else None)
+    finishes = {(turn.channel, turn.finish_reason) for turn in turns}
+    assert {("chat", "tool_calls"), ("messages", "tool_use"), ("responses", "completed")} <= finishes
+    assert any(turn.cached_tokens for turn in turns), "later turns find the prefix of earlier ones"
 
 
-def four_channels(profile: str, base_url: str) -> str:
+TALKS = 6
+
+
+def talk(number: int) -> dict[str, Any]:
+    """A session of three turns: a call, its result, another question."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"q": "x"}'}}
+    messages = [
+        {"role": "system", "content": "You look things up. " * 10},
+        {"role": "user", "content": f"Question {number}: what is there?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Found: " + "abcdefghij" * 20},
+        {"role": "assistant", "content": "There it is."},
+        {"role": "user", "content": "And what else?"},
+        {"role": "assistant", "content": "Nothing."},
+    ]
+    return {"messages": messages, "tools": [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}]}
+
+
+def four_channels(profile: str, base_url: str, trace: Path) -> str:
     """A plan with a channel and a workload for each protocol."""
     channels = "".join(
         f'[channel.{name}]\nengine = "{profile}"\ndialect = "{dialect}"\nbase_url = "{base_url}"\n'
-        f'model = "emulated-model"\n[[workload]]\nscenario = "{name}"\ntrace = "builtin:agent"\nchannel = "{name}"\n'
+        f'model = "emulated-model"\n[[workload]]\nscenario = "{name}"\ntrace = "{trace}"\nchannel = "{name}"\n'
         for name, dialect in DIALECTS.items()
     )
-    return f'[run]\nname = "four"\nduration = "3s"\n{channels}[load]\nmode = "closed"\nusers = 8\n'
+    return f'[run]\nname = "four"\nduration = "30s"\n{channels}[load]\nmode = "closed"\nusers = 4\nramp = "0s"\n'
