@@ -1,7 +1,7 @@
 """A stream of points while the database, the sender, the writer or all of them fail: every point arrives in the end.
 
-CI runs streams of 9 s with faults of 3 s. With INFERSIEGE_OUTAGE_STREAM_S=60 it is the real thing: 60,000 points,
-faults of 20 s, some eight minutes.
+Several streams run at once, each with a database of its own and another fault. CI runs streams of 6 s with faults of
+2 s. With INFERSIEGE_OUTAGE_STREAM_S=60 it is the real thing: 60,000 points, faults of 20 s, some three minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 import side_influx
 from infersiege_agents.influx import DurableWriter, target_of
 
-STREAM_S = int(os.environ.get("INFERSIEGE_OUTAGE_STREAM_S", "9"))
+STREAM_S = int(os.environ.get("INFERSIEGE_OUTAGE_STREAM_S", "6"))
 RATE = 1000
 POINTS = STREAM_S * RATE
 FAULT_S = STREAM_S / 3
@@ -48,7 +49,7 @@ class Producer:
         assert self.process.returncode == 0, errors
         assert errors == "", "the writer or its sender wrote to the user's terminal"
         found: dict[str, Any] = json.loads(said)
-        print(found)
+        print(self._spool.parent.name, found)
         return found
 
     def kill(self) -> int:
@@ -57,14 +58,12 @@ class Producer:
         self.process.communicate()
         return int(self._progress.read_bytes())
 
-    def sender_pid(self) -> int:
-        """Its sender, which is its only child; waits for one that is about to be started again."""
-        for _ in range(200):
-            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-            if children and "zombie" not in Path(f"/proc/{children[0]}/status").read_text():
-                return int(children[0])
-            time.sleep(0.05)
-        raise AssertionError("no sender for 10 s")
+    def sender_pid(self) -> int | None:
+        """Its sender, which is its only child; None while there is none."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        if children and "zombie" not in Path(f"/proc/{children[0]}/status").read_text():
+            return int(children[0])
+        return None
 
 
 def arrived(influx: databases.InfluxDB) -> set[int]:
@@ -101,46 +100,90 @@ def rest(database_url: str, spool: Path, within_s: float = 30.0) -> int:
     return counters.taken_up
 
 
-def killed_database(influx: databases.InfluxDB, _: Producer) -> None:
-    influx.server.kill()
-    time.sleep(FAULT_S)
-    influx.server.start()
+# ---------------------------------------------------------------------------------------------------- all at one moment
+
+Story = Callable[[databases.InfluxDB, Path], None]
 
 
-def hung_database(influx: databases.InfluxDB, _: Producer) -> None:
-    influx.server.freeze()
-    time.sleep(FAULT_S)
-    influx.server.thaw()
+def at_once(stories: Sequence[Story], folder: Path, free_port: Callable[[], int]) -> None:
+    """Each with a database and a folder of its own, in threads. Fails with the fault of each that fails."""
+    servers: list[databases.InfluxDB] = []
+    try:
+        for story in stories:
+            (folder / story.__name__).mkdir()
+            servers.append(databases.InfluxDB(folder / story.__name__, free_port))
+        with ThreadPoolExecutor(len(stories)) as threads:
+            running = [
+                threads.submit(story, server, folder / story.__name__)
+                for story, server in zip(stories, servers, strict=True)
+            ]
+        for story, future in zip(stories, running, strict=True):
+            if (error := future.exception()) is not None:
+                error.add_note(f"in {story.__name__}")
+        if failed := [error for future in running if isinstance(error := future.exception(), Exception)]:
+            raise ExceptionGroup("streams that did not come through", failed)
+    finally:
+        for server in servers:
+            server.close()
 
 
-def slow_database(influx: databases.InfluxDB, _: Producer) -> None:
-    influx.gateway.delay_s = 1.0
-
-
-def killed_sender(_: databases.InfluxDB, producer: Producer) -> None:
-    for _round in range(3):
-        os.kill(producer.sender_pid(), signal.SIGKILL)
-        time.sleep(FAULT_S / 6)
-
-
-Fault = Callable[[databases.InfluxDB, Producer], None]
-
-
-@pytest.mark.parametrize("fault", [killed_database, hung_database, slow_database, killed_sender])
-def test_ig_02_every_point_arrives_in_spite_of_a(fault: Fault, influx: databases.InfluxDB, tmp_path: Path) -> None:
-    producer = Producer(influx.url, tmp_path / "spool")
+def every_point_arrives(influx: databases.InfluxDB, folder: Path, fault: Callable[[Producer], None]) -> None:
+    producer = Producer(influx.url, folder / "spool")
     time.sleep(STREAM_S / 6)
-    fault(influx, producer)
+    fault(producer)
     result = producer.result()
     counters = holds(result)
     assert counters["acknowledged"] == counters["written"], result
     assert arrived(influx) == set(range(POINTS))
-    assert not any((tmp_path / "spool").iterdir()), "nothing is left behind"
+    assert not any((folder / "spool").iterdir()), "nothing is left behind"
     assert result["problem"] is None
 
 
-def test_ig_02_a_killed_writer_loses_its_last_second_at_most(influx: databases.InfluxDB, tmp_path: Path) -> None:
-    spool = tmp_path / "spool"
+def killed_database(influx: databases.InfluxDB, folder: Path) -> None:
+    def fault(_: Producer) -> None:
+        influx.server.kill()
+        time.sleep(FAULT_S)
+        influx.server.start()
+
+    every_point_arrives(influx, folder, fault)
+
+
+def hung_database(influx: databases.InfluxDB, folder: Path) -> None:
+    def fault(_: Producer) -> None:
+        influx.server.freeze()
+        time.sleep(FAULT_S)
+        influx.server.thaw()
+
+    every_point_arrives(influx, folder, fault)
+
+
+def slow_database(influx: databases.InfluxDB, folder: Path) -> None:
+    def fault(_: Producer) -> None:
+        influx.gateway.delay_s = 1.0
+
+    every_point_arrives(influx, folder, fault)
+
+
+def killed_sender(influx: databases.InfluxDB, folder: Path) -> None:
+    def fault(producer: Producer) -> None:
+        """Whenever there is one, until half of the stream: the last one is to deliver."""
+        ends = time.monotonic() + STREAM_S / 2
+        while time.monotonic() < ends:
+            if (pid := producer.sender_pid()) is not None:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+            time.sleep(STREAM_S / 40)
+
+    killed: list[int] = []
+
+    every_point_arrives(influx, folder, fault)
+    assert killed
+    print(f"{len(set(killed))} senders were killed")
+
+
+def killed_writer(influx: databases.InfluxDB, folder: Path) -> None:
+    """It loses its last second at most."""
+    spool = folder / "spool"
     producer = Producer(influx.url, spool)
     time.sleep(STREAM_S / 6)
     influx.server.kill()  # so that the killed writer leaves a spool
@@ -159,12 +202,10 @@ def test_ig_02_a_killed_writer_loses_its_last_second_at_most(influx: databases.I
     assert not any(spool.iterdir())
 
 
-@pytest.mark.parametrize("patched", [False, True], ids=["plain", "gevent"])
-def test_ig_01_a_run_that_ends_in_an_outage_says_what_waits_and_the_next_start_delivers_it(
-    patched: bool, influx: databases.InfluxDB, tmp_path: Path
-) -> None:
+def ended_in_an_outage(influx: databases.InfluxDB, folder: Path, *, patched: bool = False) -> None:
+    """It says what waits, and the next start delivers it."""
     points = POINTS if not patched else 3 * RATE
-    producer = Producer(influx.url, tmp_path / "spool", close_within_s=3.0, gevent=patched, points=points)
+    producer = Producer(influx.url, folder / "spool", close_within_s=3.0, gevent=patched, points=points)
     time.sleep(points / RATE * 2 / 3)
     influx.server.kill()
     result = producer.result()
@@ -173,6 +214,24 @@ def test_ig_01_a_run_that_ends_in_an_outage_says_what_waits_and_the_next_start_d
     assert counters["spooled"] > 0
     assert result["problem"] == f"{influx.url}: Remote end closed connection without response"
     influx.server.start()
-    assert rest(influx.url, tmp_path / "spool") == counters["spooled"]
+    assert rest(influx.url, folder / "spool") == counters["spooled"]
     assert arrived(influx) == set(range(points))
-    assert not any((tmp_path / "spool").iterdir())
+    assert not any((folder / "spool").iterdir())
+
+
+def ended_in_an_outage_under_gevent(influx: databases.InfluxDB, folder: Path) -> None:
+    ended_in_an_outage(influx, folder, patched=True)
+
+
+def test_ig_02_every_point_arrives_in_spite_of_faults(
+    needs: Callable[[str | None], None], free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    needs(databases.influx_missing())
+    at_once([killed_database, hung_database, slow_database, killed_sender], tmp_path, free_port)
+
+
+def test_ig_01_a_run_that_ends_in_an_outage_or_is_killed_leaves_its_points_to_the_next(
+    needs: Callable[[str | None], None], free_port: Callable[[], int], tmp_path: Path
+) -> None:
+    needs(databases.influx_missing())
+    at_once([ended_in_an_outage, ended_in_an_outage_under_gevent, killed_writer], tmp_path, free_port)

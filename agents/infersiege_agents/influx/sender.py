@@ -10,6 +10,7 @@ within a bound. All state is in the spool (influx.spool); the sender can be kill
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -37,6 +38,8 @@ RESCAN_S = 5.0
 HEARTBEAT_S = 5.0
 NICENESS = 5
 """Below the load generator's own processes: telemetry must not disturb what it measures."""
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Faults in reading a file that are not the file's."""
 MOST_TAKEN_UP = 32
 """Directories of dead writers at a time: each is a descriptor, of which a process has some hundred."""
 LEAST_REQUEST_BYTES = 8192
@@ -187,6 +190,9 @@ class Sender:
             except FileNotFoundError:
                 continue
             except OSError as error:
+                if error.errno in _SHORT_OF:
+                    self._failed(Answer(Verdict.LATER, f"{segment.path}: {error.strerror}"))
+                    break
                 self._unreadable.add(segment.path)
                 self._status = replace(self._status, refusal=f"{segment.path}: {error.strerror}: not sent")
                 continue

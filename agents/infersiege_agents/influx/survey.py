@@ -60,9 +60,12 @@ def notices(place: Path, target: Target) -> list[str]:
         held = survey(place)
         others = [one for one in held if one.points and (one.owner is None or one.owner.identity != target.identity)]
         for database, points in by_database(others).items():
+            known = any(one.owner is not None for one in others if one.database == database)
+            sent = "the next writer to that database sends them; " if known else ""
+            other = "another one" if known else "one that is named"
             lines.append(
-                f"{points:,} points for {database} wait in {place}: the next writer to that database sends them; "
-                "`infersiege-agent spool send` sends them to another one"
+                f"{points:,} points for {database} wait in {place}: {sent}"
+                f"`infersiege-agent spool send` sends them to {other}"
             )
         refused = sum(one.refused for one in held if not one.living)
         if refused:
