@@ -369,7 +369,7 @@ WRITER = Measurement(
     "dropped + what is still in memory.",
     (
         _HOST,
-        _tag("source", "run, gpu, engine or import"),
+        _tag("source", "run, gpu, engine, import or spool"),
         _number("written", "points", "Points given to it"),
         _number("acknowledged", "points", "Points that the database took"),
         _number("rejected", "points", "Points that it refused for good; set aside in the spool"),
