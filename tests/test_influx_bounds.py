@@ -91,6 +91,18 @@ def test_a_writer_keeps_the_newest_of_its_own_refused_lines_and_counts_all(
     assert (counters.rejected, counters.acknowledged, counters.dropped) == (12, counters.written - 12, 0)
 
 
+def test_refused_lines_are_part_of_what_a_spool_may_take(recorder: Recorder, make: Writers) -> None:
+    recorder.always = (503, {}, b"")
+    writer = make(recorder.url, flush_every_s=0.0, memory_points=10, spool_bytes=80_000)
+    writer.start()
+    assert writer.directory is not None
+    (writer.directory / "000000000999-2.bad").write_bytes(b"x" * 50_000)
+    for number in range(1000):
+        writer.put(point(number))
+    assert writer.counters().dropped > 0
+    assert spool.disk_use(writer.directory.parent, Path()) <= 80_000 + 4 * spool.BLOCK_BYTES  # lock, meta, status, log
+
+
 @pytest.mark.parametrize("dies_at", ["forgotten.json", "000000000000-2.bad", "000000000001-2.why", None])
 def test_a_kill_while_refused_lines_are_removed_miscounts_nothing(
     dies_at: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,7 @@ LONGEST_S = 86_400.0
 EXAMPLES = """\
 examples:
   infersiege-agent spool list
-  infersiege-agent spool send --influx-url http://10.0.0.5:8086              when the old address was wrong
+  infersiege-agent spool send --influx-url http://10.0.0.5:8086
   infersiege-agent spool send --influx-url http://10.0.0.5:8086 http://10.0.0.4:8086
   infersiege-agent spool drop http://10.0.0.4:8086 --yes
   infersiege-agent spool drop --refused --yes
@@ -37,9 +37,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "spool",
         help="See, send or drop the points that wait on this host.",
-        description="Points wait on disk while their database is away, and the next agent or run that writes to the "
-        "same URL, bucket and organisation sends them. When one of these was corrected, nobody would: `spool send "
-        "--influx-url URL` does.",
+        description="Points wait on disk while their database is away, and the next agent or run that writes to the\n"
+        "same URL, bucket and organisation sends them. When one of these was corrected, nobody would:\n"
+        "`spool send --influx-url URL` does.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
