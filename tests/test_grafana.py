@@ -326,4 +326,4 @@ def test_the_document_shows_every_dashboard() -> None:
     for uid, title in shell.TITLES.items():
         picture = f"grafana-{uid.removeprefix('infersiege-')}.png"
         assert title in document and f"({picture})" in document, uid
-        assert 10_000 < (ROOT / "docs" / picture).stat().st_size < 300_000, picture
+        assert 10_000 < (ROOT / "docs" / picture).stat().st_size < 200_000, picture

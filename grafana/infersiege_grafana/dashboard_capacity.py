@@ -42,8 +42,8 @@ near 100 % and SM lower: memory bandwidth. *Power* at its limit: the card is slo
 def stage_table() -> Json:
     columns = {
         "stage": "stage", "users": "users_asked", "sessions/s": "rate_asked", "in flight": "in_flight_mean",
-        "asked": "asked_rate", "sent": "sent_rate", "finished": "finished_rate", "goodput": "goodput",
-        "output": "throughput", "failed": "error_share", "n": "ttft_n",
+        "asked/s": "asked_rate", "sent/s": "sent_rate", "finished/s": "finished_rate", "goodput/s": "goodput",
+        "tokens/s": "throughput", "failed": "error_share", "n": "ttft_n",
         "TTFT p50": "ttft_p50_ms", "TTFT p95": "ttft_p95_ms", "TTFT p99": "ttft_p99_ms", "TTFT mean": "ttft_mean_ms",
         "TTFT server mean": "server_ttft_mean_ms",
         "TPOT p50": "tpot_p50_ms", "TPOT p95": "tpot_p95_ms", "E2E p95": "e2e_p95_ms",
@@ -51,15 +51,12 @@ def stage_table() -> Json:
         "SM active": "sm_active_mean", "power": "power_mean_w", "J/token": "energy_per_output_token_j",
         "start": "started_ms",
     }  # fmt: skip
-    rates = dict.fromkeys(("asked", "sent", "finished", "goodput"), TURNS_PER_S)
     times = {name: "ms" for name in columns if "TTFT" in name or "TPOT" in name or "E2E" in name}
-    units = {
-        **rates, **times, "output": TOKENS_PER_S, "failed": SHARE, "KV peak": SHARE, "SM active": SHARE,
-        "power": "watt", "J/token": "suffix: J",
-    }  # fmt: skip
+    units = {**times, "failed": SHARE, "KV peak": SHARE, "SM active": SHARE, "power": "watt"}
     return table(
         "Stages, exact",
-        "Figures of the steady phase of each stage, the same to the last digit as in summary.json.",
+        "Figures of the steady phase of each stage, the same to the last digit as in summary.json; rates are turns "
+        "per second.",
         "short",
         target(q.run_rows(columns, STAGES), table=True),
         units=units,
@@ -172,7 +169,7 @@ def load_and_latency() -> list[Json]:
             target(
                 q.over_time(
                     "engine",
-                    {"server p50": 'last("ttft_p50_ms")', "server p95": 'last("ttft_p95_ms")'},
+                    {"server p50 (buckets)": 'last("ttft_p50_ms")', "server p95 (buckets)": 'last("ttft_p95_ms")'},
                     q.ENGINE,
                     ENGINE,
                 ),
@@ -299,7 +296,7 @@ def client_row() -> list[Json]:
 def build() -> Json:
     full = [(6, [panel]) for panel in (*load_and_latency(), *tokens(), *engine_rows(), *gpu_rows(), *client_row())]
     sections = [
-        ("Figures of the run", [(5, [stage_table()]), (4, [limit_table()]), (6, [note("In which order", READING)])]),
+        ("Figures of the run", [(4, [stage_table()]), (4, [limit_table()]), (5, [note("In which order", READING)])]),
         ("Load against what it costs", [(8, dots())]),
         ("One time axis (the crosshair is shared)", full),
     ]

@@ -137,15 +137,17 @@ def overlay(title: str, description: str, unit: str, field: str, *, rate: bool =
     )  # fmt: skip
 
 
-def with_starts(*runs: Json) -> list[Json]:
-    """Each variable that names a run, followed by a hidden one with the start of its steady phase in whole ms."""
+def with_times(*runs: Json) -> list[Json]:
+    """Each variable that names a run, followed by two hidden ones, in whole numbers: when its steady phase began (ms
+    since the epoch), and how long turns of it were sent (s)."""
     found: list[Json] = []
     for one in runs:
-        words = "When its steady phase began, in ms since the epoch."
-        start = variable(
-            f"{one['name']}_start", "", words, q.starts(one["name"]), regex=r"/^(\d+)/", hidden=True
-        )  # fmt: skip
-        found += [one, start]
+        found.append(one)
+        for name, words, query in (
+            ("start", "When its steady phase began, in ms since the epoch.", q.starts(one["name"])),
+            ("length", "Seconds in which it sent steady turns.", q.lengths(one["name"])),
+        ):
+            found.append(variable(f"{one['name']}_{name}", "", words, query, regex=r"/^(\d+)/", hidden=True))
     return found
 
 
@@ -163,31 +165,26 @@ def build() -> Json:
         "third", "Third run", "One more for the charts; the same as the baseline shows nothing new.",
         q.RUNS_TO_COMPARE,
     )  # fmt: skip
+    latency = [
+        overlay("TTFT p95", f"Time to first token, p95 over 60 s, {aligned}", "ms", "ttft_p95_60s_ms"),
+        overlay("TPOT p95", f"Time per output token, p95 over 60 s, {aligned}", "ms", "tpot_p95_60s_ms"),
+        overlay("E2E p95", f"Time to the last token, p95 over 60 s, {aligned}", "ms", "e2e_p95_60s_ms"),
+    ]
+    means = "in means over whole 10 s, warm-up before 0:"
+    rates = [
+        overlay("Turns sent", f"Load {means} {aligned}", TURNS_PER_S, "sent", rate=True),
+        overlay("Turns that ended well", f"What came back {means} {aligned}", TURNS_PER_S, "ok", rate=True),
+        overlay("Output tokens", f"Of turns that ended, {means} {aligned}", TOKENS_PER_S, "output_tokens", rate=True),
+    ]
     sections = [
-        ("", [(5, [about()])]),
-        (
-            "Steady phase over steady phase",
-            [
-                (9, [
-                    overlay("TTFT p95", f"Time to first token, p95 over 60 s, {aligned}", "ms", "ttft_p95_60s_ms"),
-                    overlay("TPOT p95", f"Time per output token, p95 over 60 s, {aligned}", "ms", "tpot_p95_60s_ms"),
-                    overlay("E2E p95", f"Time to the last token, p95 over 60 s, {aligned}", "ms", "e2e_p95_60s_ms"),
-                ]),
-                (9, [
-                    overlay("Turns sent", f"Load in means over 10 s, warm-up before 0: {aligned}", TURNS_PER_S, "sent",
-                            rate=True),
-                    overlay("Turns that ended well", f"In means over 10 s, {aligned}", TURNS_PER_S, "ok", rate=True),
-                    overlay("Output tokens", f"Of the turns that ended, in means over 10 s, {aligned}", TOKENS_PER_S,
-                            "output_tokens", rate=True),
-                ]),
-            ],
-        ),
+        ("", [(6, [about()])]),
+        ("Steady phase over steady phase", [(9, latency), (9, rates)]),
         ("Exact figures", [(18, [wide(figures(), 14), wide(note("How to compare", READING), 10)])]),
-    ]  # fmt: skip
+    ]
     return dashboard(
         "infersiege-compare",
         "Two or three runs laid over one another from the start of their steady phase, with exact differences.",
-        [*with_starts(run, baseline, third), scenario(ANY_RUN), channel(ANY_RUN)],
+        [*with_times(run, baseline, third), scenario(ANY_RUN), channel(ANY_RUN)],
         layout(sections),
         live=False,
     )

@@ -66,7 +66,7 @@ def headline() -> list[Json]:
         ),
         stat(
             "Workers", "Workers that are alive; fewer than the run began with means load is missing.", "short",
-            target(q.latest(LIVE, {"alive": "workers", "of": "workers_expected"}, q.RUN), alias="$col"),
+            target(q.latest(LIVE, {"alive": "workers", "of": "workers_expected"}, q.RUN), alias="$col"), named=True,
         ),
         stat(
             "In flight", "Turns that wait for their answer at this moment.", TURNS,
@@ -237,7 +237,8 @@ def client_tables() -> list[Json]:
         table(
             "Writers",
             "Points that each writer was given and what became of them since it began: dropped ones are lost, spooled "
-            "ones come later, rejected ones lie in the spool for a look.",
+            "ones come later, rejected ones lie in the spool for a look, and the rest was on its way when the writer "
+            "counted.",
             "short",
             target(
                 q.now(

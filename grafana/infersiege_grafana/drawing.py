@@ -5,9 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
-import math
 import re
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,118 +16,64 @@ import plotly.offline
 from infersiege_grafana.expand import View
 from infersiege_grafana.frames import Cell, Frame
 from infersiege_grafana.panels import AGE, Json
+from infersiege_grafana.values import COLOURS, SCALED, colour_of, properties, written
 
 SCRIPT = f"<script>{plotly.offline.get_plotlyjs()}</script>"
 PALETTE = ("#73BF69", "#F2CC0C", "#5794F2", "#FF9830", "#F2495C", "#B877D9", "#37872D", "#8AB8FF", "#C4162A", "#705DA0")
-COLOURS = {"green": "#37872D", "orange": "#E0752D", "red": "#C4162A", "blue": "#1F60C4"}
 NS_PER_MS = 1e6
-_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Canvas:
     """Where a panel is drawn."""
 
+    name: str
+    """Of its element, once on a page."""
     width: int
     height: int
     view: View
     events: Sequence[tuple[float, str, str]]
 
 
-def properties(panel: Json, name: str) -> dict[str, Any]:
-    """What holds for one series or column: defaults, and the overrides that match its name, later ones last."""
-    defaults = panel["fieldConfig"]["defaults"]
-    found = {key: value for key, value in defaults.items() if key != "custom"}
-    found |= {f"custom.{key}": value for key, value in defaults.get("custom", {}).items()}
-    for one in panel["fieldConfig"]["overrides"]:
-        matcher, options = one["matcher"]["id"], one["matcher"]["options"]
-        if (matcher == "byName" and options == name) or (matcher == "byRegexp" and re.search(options.strip("/"), name)):
-            found |= {each["id"]: each["value"] for each in one["properties"]}
-    return found
-
-
-# ------------------------------------------------------------------------------------------------------ values
-
-SCALED: dict[str, tuple[str, float]] = {"ms": ("ms", 1), "s": ("s", 1), "watt": ("W", 1), "joule": ("J", 1)}
-
-
-def written(value: Cell, found: dict[str, Any]) -> str:
-    """A value with its unit, as Grafana writes it."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
-    for mapping in found.get("mappings", ()):
-        options = mapping["options"]
-        if mapping["type"] == "value" and isinstance(value, int | float) and f"{value:g}" in options:
-            return str(options[f"{value:g}"]["text"])
-        if mapping["type"] == "range" and isinstance(value, int | float) and value >= options["from"]:
-            return str(options["result"]["text"])
-    if isinstance(value, str):
-        return value
-    return _number(float(value), found.get("unit", "short"))
-
-
-def _number(value: float, unit: str) -> str:
-    if unit == "dateTimeAsIso":
-        return datetime.fromtimestamp(value / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    if unit == "dateTimeFromNow":
-        return _age(time.time() - value / 1000)
-    if unit == "percentunit":
-        return f"{value * 100:.3g} %"
-    if unit in ("bytes", "Bps"):
-        power = next((power for power in range(3) if abs(value) < 1024 ** (power + 1)), 3)
-        size = ("", "Ki", "Mi", "Gi")[power]
-        return f"{value / 1024**power:.3g} {size}B" + ("/s" if unit == "Bps" else "")
-    if unit == "ms" and abs(value) >= 10_000:
-        return f"{value / 1000:.3g} s"
-    if unit in ("watt", "joule") and abs(value) >= 10_000:
-        return f"{value / 1000:.3g} k{SCALED[unit][0]}"
-    name = unit.removeprefix("suffix:").strip() if unit.startswith("suffix:") else SCALED.get(unit, ("", 1))[0]
-    if unit == "celsius":
-        name = "°C"
-    text = f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
-    return f"{text} {name}".strip()
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{seconds:.0f} seconds ago"
-
-
-def _colour(value: Cell, found: dict[str, Any]) -> str:
-    """By the highest threshold that the value reaches, or its mapping."""
-    for mapping in found.get("mappings", ()):
-        if mapping["type"] == "value" and isinstance(value, int | float) and f"{value:g}" in mapping["options"]:
-            name = mapping["options"][f"{value:g}"].get("color", "green")
-            return str(COLOURS.get(name, name))
-    reached = "green"
-    for step in found["thresholds"]["steps"]:
-        if step["value"] is None or (isinstance(value, int | float) and value >= step["value"]):
-            reached = step["color"]
-    return COLOURS.get(reached, reached)
-
-
 # ------------------------------------------------------------------------------------------------------ charts
 
 
 def _chart(traces: list[Json], layout: Json, canvas: Canvas) -> str:
-    name = f"chart{next(_numbers)}"
+    legend, legend_px = _legend(traces, canvas.width)
     base: Json = {
         "width": canvas.width,
-        "height": canvas.height,
-        "margin": {"l": 64, "r": 56, "t": 8, "b": 30},
+        "height": canvas.height - legend_px,
+        "margin": {"l": 64, "r": 56, "t": 8, "b": 26},
         "font": {"size": 11, "color": "#24292e"},
         "paper_bgcolor": "#fff",
         "plot_bgcolor": "#fff",
-        "legend": {"orientation": "h", "y": -0.14, "x": 0, "font": {"size": 10.5}, "yanchor": "top"},
-        "showlegend": True,
+        "showlegend": False,
     }
     data, shape = json.dumps(traces), json.dumps({**base, **layout})
     return (
-        f'<div id="{name}"></div><script>Plotly.newPlot("{name}",{data},{shape},'
+        f'<div id="{canvas.name}"></div>{legend}<script>Plotly.newPlot("{canvas.name}",{data},{shape},'
         "{staticPlot:true,displayModeBar:false})</script>"
     )
+
+
+CHARACTER_PX, SAMPLE_PX, LINE_PX, INDENT_PX = 7.0, 33, 16, 30
+"""Of a legend: the mean width of a character, that of a line's sample with the room around it, the height of a
+row, and the room before it."""
+
+
+def _legend(traces: Sequence[Json], width: int) -> tuple[str, int]:
+    """The names of the traces below a chart, and its height in px. Plotly's own would lie over the axis."""
+    room = width - INDENT_PX
+    entries, rows, used = [], 0, float(room)
+    for trace in traces:
+        if trace.get("showlegend", True):
+            entry_px = SAMPLE_PX + CHARACTER_PX * len(trace["name"])
+            rows, used = (rows + 1, entry_px) if used + entry_px > room else (rows, used + entry_px)
+            line = trace.get("line", {})
+            colour = line.get("color") or trace["marker"]["color"]
+            style = f"border-top:3px {'dashed' if 'dash' in line else 'solid'} {colour}"
+            entries.append(f'<span><i style="{style}"></i>{html.escape(trace["name"])}</span>')
+    return f'<div class="legend">{"".join(entries)}</div>', LINE_PX * rows
 
 
 def _axis(unit: str, found: dict[str, Any]) -> Json:
@@ -150,6 +94,11 @@ def _instant(ns: Cell) -> str:
     return datetime.fromtimestamp(float(ns or 0) / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
+TICKS: Json = {"ticks": "outside", "ticklen": 5, "tickcolor": "#fff"}
+"""Room between a chart and what is written below it."""
+RIGHT_AXIS: Json = {"overlaying": "y", "side": "right", "showgrid": False, "tickmode": "auto", "nticks": 5}
+
+
 def timeseries(panel: Json, frames: Sequence[Frame], canvas: Canvas) -> str:
     traces: list[Json] = []
     layout: Json = {"barmode": "stack", "shapes": [], "xaxis": _time_axis(canvas)}
@@ -166,7 +115,7 @@ def timeseries(panel: Json, frames: Sequence[Frame], canvas: Canvas) -> str:
             traces.append(_trace(_short(name), times, cells, found, colour, right=right))
             layout["yaxis2" if right else "yaxis"] = _axis(found["unit"], {} if right else found)
             if right:
-                layout["yaxis2"] |= {"overlaying": "y", "side": "right", "showgrid": False}
+                layout["yaxis2"] |= RIGHT_AXIS
     _bands(panel, traces)
     layout["shapes"] = _marks(panel, canvas, traces)
     return _chart(traces, layout, canvas)
@@ -209,7 +158,7 @@ def _connected(times: list[str], cells: list[Cell]) -> tuple[list[str], list[Cel
 
 def _short(name: str) -> str:
     """UUIDs by their ends: a picture has less room than a screen."""
-    return re.sub(r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]+([0-9a-f]{4})\b", r"\1-…\2", name)
+    return re.sub(r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f-]+([0-9a-f]{4})\b", r"…\2", name)
 
 
 def _faint(colour: str, percent: float) -> str:
@@ -234,7 +183,7 @@ def _bands(panel: Json, traces: list[Json]) -> None:
 
 def _time_axis(canvas: Canvas) -> Json:
     ends = [_instant(ms * NS_PER_MS) for ms in (canvas.view.from_ms, canvas.view.to_ms)]
-    return {"type": "date", "range": ends, "gridcolor": "#eceff2", "tickformat": "%H:%M:%S"}
+    return {"type": "date", "range": ends, "gridcolor": "#eceff2", "tickformat": "%H:%M:%S", **TICKS}
 
 
 def _marks(panel: Json, canvas: Canvas, traces: Sequence[Json]) -> list[Json]:
@@ -268,7 +217,7 @@ def states(panel: Json, frames: Sequence[Frame], canvas: Canvas) -> str:
             traces.append(
                 {
                     "type": "scatter", "mode": "markers", "x": x, "y": [label] * len(x), "showlegend": False,
-                    "marker": {"symbol": "square", "size": 14, "color": _colour(value, found)},
+                    "marker": {"symbol": "square", "size": 14, "color": colour_of(value, found)},
                 }
             )  # fmt: skip
     layout = {"xaxis": _time_axis(canvas), "yaxis": {"automargin": True}, "shapes": []}
@@ -298,8 +247,7 @@ def xy(panel: Json, frames: Sequence[Frame], canvas: Canvas) -> str:
         layout["xaxis"] = {**_axis(unit, {}), "title": {"text": across, "standoff": 4}, "rangemode": "normal"}
         if not lines:
             layout["xaxis"]["rangemode"] = "tozero"
-    layout["legend"] = {"orientation": "h", "y": 1.12, "x": 0, "font": {"size": 10.5}}
-    layout["margin"] = {"l": 64, "r": 20, "t": 26, "b": 44}
+    layout["margin"] = {"l": 64, "r": 20, "t": 10, "b": 44}
     return _chart(traces, layout, canvas)
 
 
@@ -312,14 +260,15 @@ def _first(cells: Sequence[Cell]) -> Cell:
 
 def stat(panel: Json, frames: Sequence[Frame], canvas: Canvas) -> str:
     shown = []
+    named = panel["options"]["textMode"] == "value_and_name"
     for frame in frames:
         for name, cells in frame.columns.items():
             if name == "Time":
                 continue
             found = properties(panel, name)
             value = next((cell for cell in reversed(cells) if cell is not None), None)
-            label = f"<small>{html.escape(name)}</small>" if len(frames) > 1 else ""
-            colour = _colour(value, found)
+            label = f"<small>{html.escape(name)}</small>" if named else ""
+            colour = colour_of(value, found)
             shown.append(f'<div style="color:{colour}">{html.escape(written(value, found))}{label}</div>')
     return f'<div class="stat">{"".join(shown)}</div>'
 
@@ -347,7 +296,7 @@ def _cell(panel: Json, name: str, value: Cell) -> str:
         value = float(value or 0) / NS_PER_MS
     kind = "n" if isinstance(value, int | float) else ""
     coloured = found.get("custom.cellOptions", {}).get("type") == "color-text"
-    style = f' style="color:{_colour(value, found)}"' if coloured else ""
+    style = f' style="color:{colour_of(value, found)}"' if coloured else ""
     if "links" in found:
         style = ' style="color:#1F60C4;text-decoration:underline"'
     return f'<td class="{kind}"{style}>{html.escape(written(value, found))}</td>'

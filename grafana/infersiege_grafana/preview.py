@@ -28,7 +28,7 @@ from infersiege_grafana.frames import Series
 from infersiege_grafana.look import Look, look_at
 from infersiege_grafana.panels import Json
 
-WIDTH_PX, COLUMN_PX, ROW_PX, GAP_PX, HEAD_PX = 1440, 60, 38, 8, 96
+WIDTH_PX, COLUMN_PX, ROW_PX, GAP_PX, HEAD_PX = 1440, 60, 38, 8, 104
 POINTS = 400
 """About so many points across a panel: Grafana takes one per pixel."""
 
@@ -66,7 +66,8 @@ def _body(look: Look, panel: Json, width: int, height: int) -> str:
     frames = look.at_interval(_interval(span_ms)).shown(panel)
     if not frames or all(frame.empty for frame in frames):
         return '<div class="none">No data</div>'
-    return drawing.DRAWN[panel["type"]](panel, frames, drawing.Canvas(width, height, look.view, look.events()))
+    canvas = drawing.Canvas(f"panel{panel['id']}", width, height, look.view, look.events())
+    return drawing.DRAWN[panel["type"]](panel, frames, canvas)
 
 
 def _interval(span_ms: int) -> int:
@@ -94,7 +95,9 @@ height:{height}px;position:relative;overflow-x:hidden}}
 header{{position:absolute;left:12px;top:10px;right:12px}}
 h1{{font-size:19px;margin:0 0 8px;font-weight:600}}
 h1 small{{font-weight:400;color:#6b7280;font-size:12px;margin-left:14px}}
-header span{{color:#57606a;margin-right:6px}} header b{{background:#fff;border:1px solid #d0d7de;border-radius:3px;
+header span,header b{{white-space:nowrap;display:inline-block}} .stat div{{white-space:nowrap}}
+header span{{color:#57606a;margin-right:6px}} header b{{margin-bottom:4px;
+background:#fff;border:1px solid #d0d7de;border-radius:3px;
 padding:3px 8px;margin-right:16px;font-weight:500}}
 .row{{position:absolute;font-weight:600;font-size:14px;padding:10px 4px 0;box-sizing:border-box}}
 .panel{{position:absolute;background:#fff;border:1px solid #dfe3e8;border-radius:3px;box-sizing:border-box;
@@ -105,7 +108,9 @@ th,td{{padding:4px 7px;border-bottom:1px solid #eceff2;vertical-align:top}} td.n
 .stat{{display:flex;height:70%;align-items:center;justify-content:center;gap:22px;font-size:24px;font-weight:500}}
 .stat small{{display:block;font-size:11px;color:#6b7280;text-align:center;font-weight:400}}
 .none{{color:#8b949e;text-align:center;padding-top:30px}} ol,ul{{margin:4px 0 4px 20px;padding:0}} li{{margin:3px 0}}
-.text{{font-size:12.5px}}
+.text{{font-size:12.5px}} .legend{{font-size:11px;line-height:16px;padding-left:30px}}
+.legend span{{white-space:nowrap;margin-right:12px;display:inline-block}}
+.legend i{{display:inline-block;width:16px;margin-right:5px;vertical-align:middle}}
 </style>
 <header><h1>{title}<small>rendered from the panel queries by grafana/preview.py</small></h1>{variables}</header>
 {cells}

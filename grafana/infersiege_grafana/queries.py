@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 
 RUN = '"run" =~ /^${run:regex}$/'
 CUT = '"scenario" =~ /^${scenario:regex}$/ AND "channel" =~ /^${channel:regex}$/'
-WHOLE_RUN = "\"scenario\" = 'all' AND \"channel\" = 'all' AND \"stage\" = 'all'"
+EVERYTHING = "\"scenario\" = 'all' AND \"channel\" = 'all'"
+WHOLE_RUN = f"{EVERYTHING} AND \"stage\" = 'all'"
 """The one row of infersiege_run that is the run."""
 MEASURED = "\"phase\" != 'drain'"
 """Warm-up and steady: few turns are due in the drain, and their percentiles would only be in the way."""
@@ -166,24 +167,33 @@ COMPARED_EVERY_S = 10
 
 
 def rate_since_steady(field: str, name: str, run_variable: str) -> str:
-    """Mean rate over each 10 s from the run's own steady start, by time since then.
+    """Mean rate over each 10 s from the run's own steady start, by time since then; whole 10 s only.
 
     Intervals of the clock would begin up to 10 s apart in two runs, and one would hold warm-up and steady turns. So
-    they begin where the variable `<run>_start` says (`starts`; without a run it is empty, hence the 0 before it).
-    A second in which nothing happened may have no row: the sum is divided by the whole interval.
+    they begin where the variable `<run>_start` says (`starts`). The one in which the load ends is left out by the
+    variable `<run>_length` (`lengths`): it would draw a fall that was none. Without a run both variables are empty,
+    hence the 0 before them. A second in which nothing happened may have no row: the sum is divided by the whole
+    interval.
     """
     every = f"{COMPARED_EVERY_S}s, 0${{{run_variable}_start:raw}}ms"
     return (
-        f'SELECT mean("since_steady") AS "since steady start", sum("{field}") / {COMPARED_EVERY_S} AS "{name}" '
-        f'FROM "infersiege_window" WHERE {COMPARED_ROWS} AND {_the(run_variable)} AND {CUT} '
-        f"GROUP BY time({every}) fill(none)"
+        f'SELECT "x" AS "since steady start", "rate" AS "{name}" FROM (SELECT mean("since_steady") AS "x", '
+        f'sum("{field}") / {COMPARED_EVERY_S} AS "rate" FROM "infersiege_window" '
+        f"WHERE {COMPARED_ROWS} AND {_the(run_variable)} AND {CUT} GROUP BY time({every}) fill(none)) "
+        f'WHERE {COMPARED_ROWS} AND ("x" < 0 OR "x" < 0${{{run_variable}_length:raw}} - {COMPARED_EVERY_S / 2})'
     )
 
 
 def starts(run_variable: str) -> str:
-    """When the steady phase of that run began, in ms since the epoch: for the variable `<run>_start`."""
+    """When the steady phase of that run began, in ms since the epoch."""
     where = f"{_the(run_variable)} AND {WHOLE_RUN}"
     return f'SELECT "steady_started_ms" FROM "infersiege_run" WHERE {COMPARED_ROWS} AND {where}'
+
+
+def lengths(run_variable: str) -> str:
+    """Seconds from there to the last one in which that run sent a steady turn, also of a run that goes on."""
+    where = f'{_the(run_variable)} AND {EVERYTHING} AND "phase" = \'steady\' AND "sent" > 0'
+    return f'SELECT max("since_steady") AS "length" FROM "infersiege_window" WHERE {COMPARED_ROWS} AND {where}'
 
 
 def _the(run_variable: str) -> str:
