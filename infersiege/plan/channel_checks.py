@@ -36,6 +36,12 @@ _OWN_HEADERS = frozenset(
 )
 """Headers that the framing or the measurement depends on."""
 
+_KEY_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "user-agent"})
+"""Headers that a server must not be able to set in what we send."""
+
+CACHE_KEY_DIALECTS = ("openai-chat", "openai-responses")
+"""Dialects with the field `prompt_cache_key`."""
+
 _OWN_FIELDS: Mapping[str, str] = {
     "model": "set the channel's model instead",
     "stream": "set the channel's stream instead",
@@ -65,12 +71,14 @@ def _channel(draft: Draft, name: str, channel: Channel) -> None:
     here = ("channel", name)
     if not re.fullmatch(r"[^\x00-\x1f\x7f]{1,100}", name):
         faults.add(here, "a channel's name is 1 to 100 printable characters")
-    if faults.ok(*here, "engine") and faults.ok(*here, "base_url"):
+    if faults.ok(*here, "engine") and faults.ok(*here, "base_url") and faults.ok(*here, "base_urls"):
         _base_url(faults, here, channel)
     for header, value in channel.headers.items():
         _header(faults, (*here, "headers", header), header, value)
     if faults.ok(*here, "engine") and faults.ok(*here, "dialect"):
         _dialect(draft, here, channel)
+    for index, header in enumerate(channel.affinity_headers):
+        _affinity_header(faults, (*here, "affinity_headers", index), header)
     if channel.ca is not None and faults.ok(*here, "ca"):
         if channel.insecure:
             faults.add((*here, "ca"), "nothing is verified with insecure = true; leave one of them out")
@@ -127,20 +135,53 @@ def _dialect(draft: Draft, here: KeyPath, channel: Channel) -> None:
             faults.add(where, f"can't be measured: {reason}")
     if channel.ignore_eos and name not in _FIXED_LENGTH and faults.ok(*here, "ignore_eos"):
         faults.add((*here, "ignore_eos"), f"{name} has no field for it; use one of {', '.join(_FIXED_LENGTH)}")
+    if channel.prompt_cache_key and faults.ok(*here, "prompt_cache_key"):
+        if name not in CACHE_KEY_DIALECTS:
+            known = ", ".join(CACHE_KEY_DIALECTS)
+            faults.add((*here, "prompt_cache_key"), f"{name} has no field for it; use one of {known}")
+        elif "prompt_cache_key" in channel.extra_body:
+            faults.add((*here, "prompt_cache_key"), "extra_body sets the field already; leave one of them out")
 
 
 def _base_url(faults: Faults, here: KeyPath, channel: Channel) -> None:
+    if channel.base_urls:
+        if channel.base_url is not None:
+            faults.add((*here, "base_urls"), "base_url is there too; leave one of them out")
+            return
+        seen: dict[str, int] = {}
+        for index, url in enumerate(channel.base_urls):
+            final = _final_url(faults, (*here, "base_urls", index), here, channel, url)
+            if final is not None and seen.setdefault(final, index) != index:
+                faults.add((*here, "base_urls", index), "is the same server as the one before it: name each once")
+        return
     if channel.base_url is None:
         if default_base_url(channel.engine) is None:
             faults.add((*here, "base_url"), f"is missing; {channel.engine} has no default address")
         return
+    _final_url(faults, (*here, "base_url"), here, channel, channel.base_url)
+
+
+def _final_url(faults: Faults, where: KeyPath, here: KeyPath, channel: Channel, url: str) -> str | None:
+    """The URL that requests go to; None: it has a fault, or the dialect has one."""
     dialect = channel.dialect or PROFILES[channel.engine].default_dialect
     if not faults.ok(*here, "dialect"):
-        return
+        return None
     try:
-        endpoint_url(channel.base_url, DIALECTS[dialect].path)
+        return endpoint_url(url, DIALECTS[dialect].path)
     except InfersiegeError as error:
-        faults.add((*here, "base_url"), f"{error}" + (f"; {error.hint}" if error.hint else ""))
+        faults.add(where, f"{error}" + (f"; {error.hint}" if error.hint else ""))
+        return None
+
+
+def _affinity_header(faults: Faults, here: KeyPath, name: str) -> None:
+    if not faults.ok(*here):
+        return
+    if not _TOKEN.fullmatch(name):
+        faults.add(here, "is no name of an HTTP header")
+    elif name.lower() in ("cookie", "set-cookie"):
+        faults.add(here, "cookies are kept and sent back anyway")
+    elif name.lower() in _OWN_HEADERS | _KEY_HEADERS:
+        faults.add(here, "is set by infersiege itself")
 
 
 def _header(faults: Faults, here: KeyPath, name: str, value: object) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from infersiege.errors import TraceError
+from infersiege.plan.bounds import SECOND_NS
 from infersiege.plan.channel_checks import channels, file_fault
 from infersiege.plan.convert import SECRET_KEYS
 from infersiege.plan.defaults import BUILTIN, local_file
 from infersiege.plan.faults import Faults
+from infersiege.plan.hybrid_checks import channel_names, hybrids, no_such
 from infersiege.plan.locate import KeyPath
 from infersiege.plan.registries import names
-from infersiege.plan.schema import SECOND_NS, Plan, Slo, Workload
+from infersiege.plan.schema import Plan, Slo, Workload
 from infersiege.plan.telemetry_checks import telemetry
 from infersiege.plan.values import format_duration
 from infersiege.redact import looks_secret
@@ -170,23 +171,14 @@ def _workloads(draft: Draft) -> None:
 
 
 def _workload_channel(draft: Draft, here: KeyPath, workload: Workload) -> None:
-    faults, channels = draft.faults, tuple(draft.plan.channels)
+    faults, channels = draft.faults, channel_names(draft.plan)
     if not faults.ok(*here, "channel") or not channels:
         return
     if workload.channel is None:
         if len(channels) > 1:
             faults.add(here, f"needs a channel, since there are several: {', '.join(channels)}")
     elif workload.channel not in channels:
-        faults.add((*here, "channel"), _no_such("channel", workload.channel, channels))
-
-
-def _no_such(kind: str, name: str, there: tuple[str, ...]) -> str:
-    near = get_close_matches(name, there, n=1, cutoff=0.6)
-    return (
-        f"there is no {kind} {name!r}"
-        + (f"; did you mean {near[0]!r}? " if near else "; ")
-        + (f"there are: {', '.join(there)}" if there else "there are none")
-    )
+        faults.add((*here, "channel"), no_such("channel", workload.channel, channels))
 
 
 def _trace(draft: Draft, here: KeyPath, trace: str) -> None:
@@ -197,7 +189,7 @@ def _trace(draft: Draft, here: KeyPath, trace: str) -> None:
         if name in known.later:
             draft.faults.add(where, f"{trace} is not built yet; there are: {', '.join(known.now)}")
         elif name not in known.now:
-            draft.faults.add(where, _no_such("built-in workload", name, known.now))
+            draft.faults.add(where, no_such("built-in workload", name, known.now))
         if draft.written(*here, "format") and draft.faults.ok(*here, "format"):
             draft.faults.add((*here, "format"), "a built-in workload is no file and has no format")
         return
@@ -242,9 +234,14 @@ def _slo(draft: Draft, here: KeyPath, slo: Slo) -> None:
         faults.add((*here, "min"), f"{slo.at_least:g} is above max ({slo.at_most:g}): no value can pass")
     scenarios = tuple(dict.fromkeys(workload.scenario for workload in plan.workloads))
     if slo.scenario is not None and slo.scenario not in scenarios and faults.ok("workload"):
-        faults.add((*here, "scenario"), _no_such("scenario", slo.scenario, scenarios))
-    if slo.channel is not None and slo.channel not in plan.channels and faults.ok("channel"):
-        faults.add((*here, "channel"), _no_such("channel", slo.channel, tuple(plan.channels)))
+        faults.add((*here, "scenario"), no_such("scenario", slo.scenario, scenarios))
+    if slo.channel in plan.hybrids and faults.ok("channel"):
+        parts = ", ".join(part.channel for part in plan.hybrids[slo.channel].parts)
+        faults.add(
+            (*here, "channel"), f"results are kept by the channel that served, so name one of its parts: {parts}"
+        )
+    elif slo.channel is not None and slo.channel not in plan.channels and faults.ok("channel"):
+        faults.add((*here, "channel"), no_such("channel", slo.channel, tuple(plan.channels)))
     if faults.ok(*here, "metric") and faults.ok(*here, "stat"):
         _slo_metric(draft, here, slo)
 
@@ -270,14 +267,15 @@ def _slo_metric(draft: Draft, here: KeyPath, slo: Slo) -> None:
 def _unstreamed(plan: Plan, slo: Slo) -> list[str]:
     """Channels without streaming, if the rule can see no other ones."""
     only = next(iter(plan.channels)) if len(plan.channels) == 1 else None
-    used = {
+    named = {
         workload.channel or only
         for workload in plan.workloads
         if slo.scenario is None or workload.scenario == slo.scenario
     }
+    used = named | {part.channel for name in named if name in plan.hybrids for part in plan.hybrids[name].parts}
     seen = [name for name in plan.channels if name in used and (slo.channel is None or name == slo.channel)]
     silent = [name for name in seen if not plan.channels[name].stream]
     return silent if len(silent) == len(seen) else []
 
 
-CHECKS: tuple[Callable[[Draft], None], ...] = (_run, _load, channels, _workloads, _slos, telemetry, _secrets)
+CHECKS: tuple[Callable[[Draft], None], ...] = (_run, _load, channels, hybrids, _workloads, _slos, telemetry, _secrets)

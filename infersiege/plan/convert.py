@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
+from infersiege.plan.bounds import LARGEST
 from infersiege.plan.faults import Faults, dotted
+from infersiege.plan.hybrid_schema import HYBRIDS, Hybrid
 from infersiege.plan.keys import Key, keys_of, sub_table
 from infersiege.plan.locate import KeyPath
 from infersiege.plan.registries import names
-from infersiege.plan.schema import LARGEST, Plan
+from infersiege.plan.schema import Plan
 from infersiege.plan.values import finite, format_duration, kind_of, parse_duration, parse_limit, shortened
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -29,7 +31,17 @@ def convert(raw: dict[str, Any], faults: Faults) -> Plan:
     Keys with a fault have their default, required ones None: the result may only be looked at key by key, with
     `faults.ok`, until there is no fault.
     """
-    return _Converter(faults).table(Plan, raw, ())
+    channels = raw.get("channel")
+    if not isinstance(channels, dict):
+        return _Converter(faults).table(Plan, raw, ())
+    hybrids = {
+        name: table for name, table in channels.items() if isinstance(table, dict) and table.get("engine") == "hybrid"
+    }
+    plain = {name: table for name, table in channels.items() if name not in hybrids}
+    converter = _Converter(faults)
+    plan = converter.table(Plan, raw | {"channel": plain}, ())
+    made = {name: converter.table(Hybrid, table, ("channel", name)) for name, table in hybrids.items()}
+    return msgspec.structs.replace(plan, hybrids=made)
 
 
 class _Converter:
@@ -42,7 +54,7 @@ class _Converter:
             self.faults.add(path, f"{kind_of(raw)} where a table is needed")
             raw = {}
         for name in raw:
-            if name not in keys:
+            if name not in keys or name == HYBRIDS:
                 self._unknown(cls, path, name)
         values: dict[str, Any] = {}
         for key in keys.values():
@@ -71,7 +83,7 @@ class _Converter:
                 here, "keys never stand in a plan; name the variable that holds it in api_key_env (or use api_key_file)"
             )
             return
-        legal = [key.name for key in keys_of(cls).values()]
+        legal = [key.name for key in keys_of(cls).values() if key.name != HYBRIDS]
         elsewhere = [other for other in _plain_paths() if other[-1] == name]
         near = get_close_matches(name.removesuffix("_ns"), legal, n=1, cutoff=0.6)
         if not elsewhere and not near:

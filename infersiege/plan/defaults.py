@@ -54,7 +54,8 @@ def fill(plan: Plan, path: Path) -> Plan:
 def _channel(channel: Channel, base: Path) -> Channel:
     return msgspec.structs.replace(
         channel,
-        base_url=channel.base_url or default_base_url(channel.engine),
+        # What asks one address for all (preflight, metrics of the engine) asks the first replica.
+        base_url=channel.base_urls[0] if channel.base_urls else channel.base_url or default_base_url(channel.engine),
         dialect=channel.dialect or PROFILES[channel.engine].default_dialect,
         ca=channel.ca and str(local_file(channel.ca, base)),
         api_key_file=channel.api_key_file and str(local_file(channel.api_key_file, base)),

@@ -8,12 +8,19 @@ import sys
 import msgspec
 from msgspec import inspect
 
+from infersiege.plan.bounds import LARGEST
+from infersiege.plan.hybrid_schema import HYBRIDS
 from infersiege.plan.keys import Key, keys_of, sub_table
 from infersiege.plan.registries import names
-from infersiege.plan.schema import LARGEST, Plan
+from infersiege.plan.schema import Plan
 from infersiege.plan.values import format_duration
 
-_TITLES = {"channel": "[channel.NAME]", "workload": "[[workload]]", "slo": "[[slo]]"}
+_TITLES = {
+    "channel": "[channel.NAME]",
+    HYBRIDS: '[channel.NAME], engine = "hybrid"',
+    "workload": "[[workload]]",
+    "slo": "[[slo]]",
+}
 
 _HEAD = """\
 # The plan file
@@ -53,7 +60,7 @@ def document(example: str) -> str:
         parts.append(f"\n## {title}\n\n{_sentence(key)}\n")
         if table is not None:
             parts.append(_table(table))
-            parts += _inner(table, title.strip("[]"))
+            parts += _inner(table, title.partition(",")[0].strip("[]"))
     return "".join(parts)
 
 

@@ -23,7 +23,7 @@ def names(registry: str) -> Names:
     if registry == "PROFILES":
         from infersiege.channels import PROFILES
 
-        return Names(now=tuple(PROFILES))
+        return Names(now=(*PROFILES, "hybrid"))  # a channel made of others has its own table (schema.Hybrid)
     if registry == "DIALECTS":
         from infersiege.channels import DIALECTS, LATER_DIALECTS
 

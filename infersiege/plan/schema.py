@@ -10,26 +10,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
-
-def _meta(description: str, **extra: Any) -> Meta:
-    return Meta(description=description, extra=extra)
-
-
-LONGEST_NS = 30 * 24 * 3_600_000_000_000
-"""Longest of all durations in a plan: 30 days. What is longer is a slip."""
-LARGEST = (1 << 63) - 1
-"""Largest whole number that our files can hold."""
-MANY = 1_000_000_000
-"""More sessions, tokens or turns than any run has."""
-
-DURATION: dict[str, Any] = {"unit": "duration", "at_most": LONGEST_NS}
-PER_MILLION: dict[str, Any] = {"unit": "per million tokens", "at_least": 0, "at_most": 1e9}
-SPAN: dict[str, Any] = {**DURATION, "above": 0}
-"""A duration that must not be 0."""
-
-SECOND_NS = 1_000_000_000
+from infersiege.plan.bounds import DURATION, LARGEST, MANY, PER_MILLION, SECOND_NS, SPAN
+from infersiege.plan.bounds import meta as _meta
+from infersiege.plan.hybrid_schema import HYBRIDS, Hybrid
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +109,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     base_urls: Annotated[
         tuple[str, ...],
-        _meta("Replicas without a balancer, used in turn by session", later="replicas without a balancer"),
+        _meta("Replicas without a balancer, instead of base_url: sessions are dealt to them in turn, and stay"),
     ] = ()
     model: Annotated[str, _meta("Model name to ask for")]
     dialect: Annotated[str | None, _meta("Wire protocol; default: the engine's", choices="DIALECTS")] = None
@@ -141,7 +125,15 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         bool, _meta("Fix the output length by the engine's own field, on plain text turns with a known length")
     ] = False
     keep_alive: Annotated[bool, _meta("Reuse a user's connection for its next turn")] = True
-    retries: Annotated[int, _meta("Times a failed request is sent again", later="retries", at_least=0)] = 0
+    retries: Annotated[
+        int,
+        _meta(
+            "Times a request that was refused before its first token (no connection, 429, 502, 503, 504, 529) is sent "
+            "again; counted and shown",
+            at_least=0,
+            at_most=20,
+        ),
+    ] = 0
     proxy: Annotated[
         str | None, _meta("Proxy URL; proxy variables of the environment are never used", later="proxies")
     ] = None
@@ -149,8 +141,11 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     insecure: Annotated[bool, _meta("Do not verify the server's certificate; shown in the report")] = False
     tokenizer: Annotated[str | None, _meta("A local tokenizer.json for exact lengths", later="local tokenizers")] = None
     affinity_headers: Annotated[
-        tuple[str, ...], _meta("Response headers to send back within a session", later="session affinity")
+        tuple[str, ...], _meta("Response headers to send back within a session, to the server that sent them")
     ] = ()
+    prompt_cache_key: Annotated[
+        bool, _meta("Send the field `prompt_cache_key`, one value for each session (openai-chat, openai-responses)")
+    ] = False
     from_file: Annotated[
         str | None,
         _meta(
@@ -162,6 +157,11 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     price: Annotated[Price | None, _meta("Prices")] = None
     budget: Annotated[Budget | None, _meta("Budget")] = None
     rate_limit: Annotated[RateLimit | None, _meta("Rate limit")] = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Base URLs of its replicas, at least one."""
+        return self.base_urls or (self.base_url or "",)
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -364,6 +364,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     run: Annotated[Run, _meta("The run")] = Run()
     channels: Annotated[dict[str, Channel], _meta("Written [channel.NAME]: where requests go", key="channel")]
+    hybrids: Annotated[
+        dict[str, Hybrid],
+        _meta('Written [channel.NAME] with engine = "hybrid": a channel made of others (docs/hybrid.md)', key=HYBRIDS),
+    ] = {}
     workloads: Annotated[tuple[Workload, ...], _meta("Written [[workload]]: what is sent", key="workload")]
     load: Annotated[Load, _meta("How much")] = Load()
     slos: Annotated[tuple[Slo, ...], _meta("Written [[slo]]: rules of the gate", key="slo")] = ()

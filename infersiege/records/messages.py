@@ -87,6 +87,8 @@ class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The turn in flight or next."""
     started: bool
     due_ns: int
+    routed_by: str | None = None
+    """The hybrid channel that chose `channel`."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,8 +24,13 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     phase: Phase
     channel: str
+    """That served it."""
+    routed_by: str | None = None
+    """Hybrid channel that chose `channel`; None: the workload named it."""
+    route_reason: str | None = None
+    """Why the hybrid channel chose it (`channels.routing.RouteReason`); None also for a turn that was not sent."""
     replica: str | None
-    """Address (`host:port`) that served it."""
+    """Address (`host:port`) that served it; of a channel with `base_urls` as these name it."""
     engine: str
     dialect: str
     model_asked: str
@@ -35,7 +40,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     due_ns: int
     attempt_ns: int | None = None
-    """Connecting, or the reuse of a connection, began."""
+    """Connecting, or the reuse of a connection, began (of the first attempt: what waits between two is no lateness)."""
     sent_ns: int | None = None
     """First byte written (of the attempt that was answered)."""
     sent_end_ns: int | None = None
@@ -52,6 +57,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     tls_duration_ns: int | None = None
     reused_connection: bool | None = None
     attempts: int = 0
+    """Requests that were sent or tried for this turn, on all channels; all other figures are the last one's."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -81,7 +87,11 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     error_detail: str | None = None
     """Redacted, at most 300 characters."""
     flags: tuple[str, ...] = ()
-    """Oddities that do not fail a turn: no_done, unterminated_event, burst, length, usage_missing …"""
+    """Oddities that do not fail a turn: no_done, unterminated_event, burst, length, usage_missing …
+
+    Of turns with several attempts: retried, failed_over, after_ERRORCLASS (of the first attempt), retry_cut (the load
+    ended before the next one). Of a session that a hybrid channel sent elsewhere than its last turn: moved.
+    """
     http_status: int | None = None
     retry_after_ns: int | None = None
     bytes_in: int = 0

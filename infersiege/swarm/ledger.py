@@ -39,6 +39,8 @@ class OpenSession:
     """next_turn is on its way."""
     attempt_ns: int | None = None
     """Since when (epoch ns), if it is."""
+    routed_by: str | None = None
+    """The hybrid channel that chose `channel`, and may choose another one for the next turn."""
 
     def open_turn(self, phase: Phase) -> OpenTurn:
         return OpenTurn(
@@ -51,11 +53,15 @@ class OpenSession:
             turn=self.next_turn,
             started=self.started,
             due_ns=self.due_ns,
+            routed_by=self.routed_by,
         )
 
 
 def workload_key(scenario: str, channel: str) -> str:
-    """Names one workload of a plan: a scenario may be played on several channels, but once on each."""
+    """Names one workload of a plan: a scenario may be played on several channels, but once on each.
+
+    `channel`: as the workload names it, so that of a hybrid one its own name.
+    """
     return f"{scenario} on {channel}"
 
 
@@ -102,7 +108,7 @@ class Ledger:
         """From here on every turn of the session will have a record."""
         self.open[session.session_id] = session
         self.planned_turns += session.turns
-        key = workload_key(session.scenario, session.channel.name)
+        key = workload_key(session.scenario, session.routed_by or session.channel.name)
         self.sessions_taken[key] = self.sessions_taken.get(key, 0) + 1
         taken = session.open_turn(self.phase_of(session.due_ns))
         self.spool.journal(JournalLine(session_id=session.session_id, taken=taken))
@@ -187,6 +193,7 @@ def unsent_record(
         stage=opened.stage,
         phase=opened.phase,
         channel=channel.name,
+        routed_by=opened.routed_by,
         replica=None,
         engine=channel.engine,
         dialect=channel.dialect,

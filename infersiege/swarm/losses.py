@@ -69,7 +69,9 @@ class LossAccount:
         self._intake.write(rows)
         if spool is not None and self._intake.disk_error is None:
             remove_spool(spool)
-        taken = Counter(workload_key(opened.scenario, opened.channel) for opened in sessions.values())
+        taken = Counter(
+            workload_key(opened.scenario, opened.routed_by or opened.channel) for opened in sessions.values()
+        )
         return Loss(
             recovered_rows=recovered,
             lost=lost,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 
+import msgspec
+
+from infersiege.channels.routing import back_off_ns, fails_over, is_refused, jitter_of
 from infersiege.records import Outcome, Reason, TurnRecord
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import OpenSession, request_id_of
-from infersiege.swarm.turns import Route, TurnPlayer
+from infersiege.swarm.routes import Clients, Route, Way
+from infersiege.swarm.turns import Played, TurnPlayer
 from infersiege.traces.conversation import Conversation, PreparedTurn
-from infersiege.wire.transport import Client
+from infersiege.wire.exchange import Request
 
 log = logging.getLogger("infersiege.swarm.player")
 
@@ -22,37 +26,60 @@ class PreparedSession:
 
     opened: OpenSession
     conversation: Conversation
-    route: Route
+    way: Way
     context_limit: int | None
     """Most tokens of prompt and output that the model takes; None: no limit is known."""
     not_before_ns: int = 0
     """A late arrival is held until then (monotonic), so that what was missed does not come as a burst."""
 
 
-class ClientPool:
-    """Keep-alive connections. A session borrows a client as a user owns one; the next user finds it warm."""
+class Tries:
+    """The attempts at one turn, as they become its record.
 
-    def __init__(self, make: Callable[[Route], Client]) -> None:
-        self._make = make
-        self._idle: dict[str, list[Client]] = {}
+    All figures are the last attempt's, but `attempts` counts every one and `attempt_ns` is the first one's: what waits
+    between two is neither this worker's lateness nor left out of what is measured from the due time.
+    """
 
-    def take(self, route: Route) -> Client:
-        idle = self._idle.get(route.labels.name)
-        return idle.pop() if idle else self._make(route)
+    __slots__ = ("_attempts", "_first", "_last", "failed_over", "retried", "retry_cut")
 
-    def give(self, route: Route, client: Client) -> None:
-        self._idle.setdefault(route.labels.name, []).append(client)
+    def __init__(self) -> None:
+        self._first: TurnRecord | None = None
+        self._last: TurnRecord | None = None
+        self._attempts = 0
+        self.retried = self.failed_over = self.retry_cut = False
+
+    def add(self, record: TurnRecord) -> None:
+        self._first = self._first or record
+        self._last = record
+        self._attempts += record.attempts
+
+    def record(self) -> TurnRecord | None:
+        """None: no attempt came to an end."""
+        first, last = self._first, self._last
+        if first is None or last is None:
+            return None
+        words = {"retried": self.retried, "failed_over": self.failed_over, "retry_cut": self.retry_cut}
+        flags = [word for word, holds in words.items() if holds]
+        if last is not first and first.error_class is not None:
+            flags.append(f"after_{first.error_class.value}")
+        if not flags:
+            return last
+        return msgspec.structs.replace(
+            last, attempt_ns=first.attempt_ns, attempts=self._attempts, flags=(*last.flags, *flags)
+        )
 
 
 class SessionPlayer:
     """Plays prepared sessions on this worker."""
 
-    def __init__(self, turns: TurnPlayer, control: RunControl, *, offset_ns: int) -> None:
+    def __init__(self, turns: TurnPlayer, control: RunControl, *, offset_ns: int, seed: int = 0) -> None:
+        """`seed`: of the jitter between retries."""
+        self._seed = seed
         self._turns = turns
         self._control = control
         self._offset_ns = offset_ns
 
-    def play(self, session: PreparedSession, client: Client, due_ns: int) -> TurnRecord | None:
+    def play(self, session: PreparedSession, clients: Clients, due_ns: int) -> TurnRecord | None:
         """Play one session to its end; returns the last turn that was sent. `due_ns`: its first turn's (monotonic).
 
         Every turn has its record when this returns or raises; a fault of ours is one too, and does not spread.
@@ -60,7 +87,7 @@ class SessionPlayer:
         opened = session.opened
         ledger = self._turns.ledger
         try:
-            return self._play_turns(session, client, due_ns)
+            return self._play_turns(session, clients, due_ns)
         except Exception as error:
             log.exception("session %s", opened.session_id)
             ledger.skip_rest(opened, Reason.INTERNAL, f"{type(error).__name__}: {error}"[:300])
@@ -69,7 +96,7 @@ class SessionPlayer:
             # Nothing here may yield: the greenlet may be on its way out.
             ledger.skip_rest(opened, self._control.reason)
 
-    def _play_turns(self, session: PreparedSession, client: Client, due_ns: int) -> TurnRecord | None:
+    def _play_turns(self, session: PreparedSession, clients: Clients, due_ns: int) -> TurnRecord | None:
         last: TurnRecord | None = None
         opened, conversation = session.opened, session.conversation
         ledger = self._turns.ledger
@@ -81,12 +108,13 @@ class SessionPlayer:
                 ledger.skip_rest(opened, Reason.TOO_LONG)
                 return last
             # Built before it is due: writing 100 KB of JSON must not make it late.
-            request = session.route.request(turn, request_id_of(ledger.run_id, opened.session_id, turn.index))
+            likely = session.way.likely
+            early = (likely, session.way.request(likely, turn, self._request_id(opened, turn)))
             if not (self._control.wait_until(max(due_ns, session.not_before_ns)) and self._control.may_start()):
                 return last
-            played = self._turns.play(opened, turn, session.route, request, client, reason=lambda: self._control.reason)
+            played, record = self._play_turn(session, turn, clients, early)
             due_ns = played.ended_ns
-            last = played.record
+            last = record
             if last.outcome is Outcome.CANCELLED:
                 return last
             if last.outcome is Outcome.OK and played.decoded is not None:
@@ -95,6 +123,61 @@ class SessionPlayer:
                 ledger.skip_rest(opened, Reason.AFTER_FAILURE)
                 return last
         return last
+
+    def _play_turn(
+        self, session: PreparedSession, turn: PreparedTurn, clients: Clients, early: tuple[Route, Request]
+    ) -> tuple[Played, TurnRecord]:
+        """Send a turn, again and elsewhere as its channel says. (last attempt, the turn's record, which is closed).
+
+        `early`: a request that was built before the turn was due, and the route that it is for.
+        """
+        opened, way, ledger = session.opened, session.way, self._turns.ledger
+        tries, record = Tries(), None
+        leg = way.next()
+        opened.channel = leg.route.labels
+        ledger.start(opened, self._request_id(opened, turn), time.monotonic_ns() + self._offset_ns)
+        tried, retries = [leg.part], 0
+        try:
+            while True:
+                route = leg.route
+                request = early[1] if early[0] is route else way.request(route, turn, self._request_id(opened, turn))
+                early = (route, request)
+                played = self._turns.attempt(
+                    opened, turn, leg, request, clients.of(route), way.kept(route), reason=lambda: self._control.reason
+                )
+                tries.add(played.record)
+                if played.killed is not None:
+                    raise played.killed
+                if not played.before_first_token:
+                    break
+                if retries < route.channel.retries and is_refused(played.record.error_class, played.record.http_status):
+                    retries += 1
+                    tries.retry_cut = not self._wait_to_retry(played.record, retries)
+                    if tries.retry_cut:
+                        break
+                    tries.retried = True
+                    continue
+                following = way.after_failure(tried) if fails_over(played.record.error_class) else None
+                if following is None or not self._control.may_start():
+                    break
+                leg, retries, tries.failed_over = following, 0, True
+                tried.append(leg.part)
+                opened.channel = leg.route.labels
+        finally:
+            record = tries.record()
+            if record is not None:
+                ledger.close(opened, record)
+        way.served = leg.part
+        return played, record or played.record
+
+    def _wait_to_retry(self, refused: TurnRecord, retry: int) -> bool:
+        """Wait before the next attempt. False: the load is over, there is none."""
+        jitter = jitter_of(self._seed, refused.request_id, retry)
+        wait_ns = back_off_ns(retry, refused.retry_after_ns, jitter)
+        return self._control.wait_until(time.monotonic_ns() + wait_ns) and self._control.may_start()
+
+    def _request_id(self, opened: OpenSession, turn: PreparedTurn) -> str:
+        return request_id_of(self._turns.ledger.run_id, opened.session_id, turn.index)
 
 
 def _too_long(turn: PreparedTurn, context_limit: int | None) -> bool:

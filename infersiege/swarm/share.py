@@ -8,23 +8,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from infersiege.channels import DIALECTS
-from infersiege.channels.profiles import PROFILES, key_headers
-from infersiege.channels.url import endpoint_url
 from infersiege.gate import request_limits
 from infersiege.metrics.windows import windows
-from infersiege.plan.schema import Channel, Plan
+from infersiege.plan.schema import Plan
 from infersiege.records import Assignment, ErrorClass, OpenTurn, Reason, TurnRecord, WindowRow
-from infersiege.redact import api_key
 from infersiege.schedule import Pacer, Ticket, ramp_offsets, users_share
 from infersiege.swarm.control import RunControl
-from infersiege.swarm.ledger import ChannelLabels, Ledger, OpenSession
-from infersiege.swarm.player import ClientPool, PreparedSession, SessionPlayer
+from infersiege.swarm.ledger import Ledger, OpenSession
+from infersiege.swarm.player import PreparedSession, SessionPlayer
+from infersiege.swarm.routes import ClientPool, Clients, Route, Routes
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import Spool
 from infersiege.swarm.timeline import STAGE, Timeline
-from infersiege.swarm.turns import Route, TurnPlayer, deadlines_of, sampling_fields
-from infersiege.wire.transport import Client, DecoderLoop, Endpoint, StampClock
+from infersiege.swarm.turns import TurnPlayer
+from infersiege.wire.transport import Client, DecoderLoop, StampClock
 
 log = logging.getLogger("infersiege.swarm.share")
 
@@ -93,11 +90,11 @@ class WorkerShare:
         self._since_last: list[TurnRecord] = []
         self.ledger.listeners.append(self._since_last.append)
         self.turns = TurnPlayer(self.ledger, offset_ns=offset_ns)
-        self._player = SessionPlayer(self.turns, control, offset_ns=offset_ns)
-        self._routes = {name: route_of(name, channel, plan, environ) for name, channel in plan.channels.items()}
+        self._player = SessionPlayer(self.turns, control, offset_ns=offset_ns, seed=plan.run.seed)
+        self._routes = Routes(plan, environ, place=assignment.place, members=assignment.members)
         self._clock = StampClock()
         self._decoder_loop = DecoderLoop(self._clock)
-        self._clients = ClientPool(self._new_client)
+        self._pool = ClientPool(self._new_client)
         self._tickets = self.source.tickets()
         self._exhausted = False
         self._playing = 0
@@ -180,29 +177,30 @@ class WorkerShare:
         """The session of a ticket, not yet in the ledger."""
         workload = self.plan.workloads[ticket.workload]
         session_id, conversation = self.source.named_conversation(ticket)
-        route = self._routes[workload.channel or next(iter(self._routes))]
+        way = self._routes.way(ticket, self.ledger.run_id, session_id)
         opened = OpenSession(
             session_id=session_id,
             scenario=workload.scenario,
             stage=STAGE,
-            channel=route.labels,
+            channel=way.likely.labels,
             turns=conversation.turns,
             due_ns=due_ns + self.offset_ns,
+            routed_by=way.routed_by,
         )
-        return PreparedSession(opened, conversation, route, context_limit=workload.context_limit)
+        return PreparedSession(opened, conversation, way, context_limit=workload.context_limit)
 
     def play(self, prepared: PreparedSession, due_ns: int) -> None:
         """An open-loop user's life: one session."""
-        client = self._clients.take(prepared.route)
+        clients = Clients(self._pool.take)
         try:
-            self._player.play(prepared, client, due_ns)
+            self._player.play(prepared, clients, due_ns)
         finally:
             self._playing -= 1
-            self._clients.give(prepared.route, client)
+            clients.give_to(self._pool)
 
     def play_closed(self, due_ns: int) -> None:
         """A closed-loop user's life: session after session, each due as soon as the one before is over."""
-        clients: dict[str, Client] = {}
+        clients = Clients(self._new_client)
         try:
             while not self._control.closing.is_set():
                 ticket = next(self._tickets, None)
@@ -211,16 +209,12 @@ class WorkerShare:
                     return
                 prepared = self.prepare(ticket, due_ns)
                 self.ledger.take(prepared.opened)
-                name = prepared.route.labels.name
-                if name not in clients:
-                    clients[name] = self._new_client(prepared.route)
-                last = self._player.play(prepared, clients[name], due_ns)
+                last = self._player.play(prepared, clients, due_ns)
                 self._control.wait_until(time.monotonic_ns() + pause_after(last))
                 due_ns = time.monotonic_ns()
         finally:
             self._playing -= 1
-            for client in clients.values():
-                client.close()
+            clients.close()
 
     def _new_client(self, route: Route) -> Client:
         return Client(route.endpoint, self._clock, self._decoder_loop, keep_alive=route.channel.keep_alive)
@@ -242,35 +236,3 @@ class WorkerShare:
     def open_turns(self) -> Iterator[OpenTurn]:
         for session in self.ledger.open.values():
             yield session.open_turn(self.ledger.phase_of(session.due_ns))
-
-
-def route_of(name: str, channel: Channel, plan: Plan, environ: Mapping[str, str]) -> Route:
-    """Everything that is fixed about one channel. Raises UsageError for a key that can't be read, a wrong address."""
-    profile = PROFILES[channel.engine]
-    dialect_name = channel.dialect or profile.default_dialect
-    dialect = DIALECTS[dialect_name]
-    url = endpoint_url(channel.base_url or "", dialect.path)
-    endpoint = Endpoint.from_url(url, ca=channel.ca, insecure=channel.insecure)
-    key = api_key(channel, environ)
-    headers = {
-        "user-agent": "infersiege",
-        "accept": "text/event-stream" if channel.stream else "application/json",
-        "content-type": "application/json",
-        **dialect.headers,
-        **{header.lower(): value for header, value in channel.headers.items()},
-    }
-    if key is not None:
-        headers |= key_headers(profile, dialect, key)
-    path = "/" + url.split("://", 1)[1].partition("/")[2]
-    return Route(
-        labels=ChannelLabels(name=name, engine=channel.engine, dialect=dialect_name, model=channel.model),
-        channel=channel,
-        profile=profile,
-        dialect=dialect,
-        endpoint=endpoint,
-        path=path,
-        headers=tuple(headers.items()),
-        deadlines=deadlines_of(channel),
-        sampling=sampling_fields(plan.sampling),
-        secrets=(key,) if key else (),
-    )

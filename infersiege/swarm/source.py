@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from infersiege.channels.routing import ByScenario, Failover, Overflow, Policy, Weighted
+from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Plan, Workload
 from infersiege.records import Session, TraceAccount
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
@@ -26,6 +28,7 @@ class SessionSource:
         self.plan = plan
         self._place, self._members = place, members
         self._labels = _labels(plan)
+        self._policies = policies(plan)
         self.traces: tuple[Trace, ...] = tuple(_open(plan, workload) for workload in plan.workloads)
         self._synthesizers = {workload.language: Synthesizer(plan.run.seed) for workload in plan.workloads}
         # A load that the trace can't carry (replay without times) is an error before the run, not in it.
@@ -88,6 +91,18 @@ class SessionSource:
         repeat, index = self._place_in_trace(ticket)
         return self._name(ticket, self.traces[ticket.workload].session(index), repeat), index
 
+    def channel_of(self, ticket: Ticket) -> tuple[str, str | None]:
+        """(channel on which a ticket's session begins, as far as is known before it does; hybrid channel that says so).
+
+        None: the workload itself names the channel.
+        """
+        workload = self.plan.workloads[ticket.workload]
+        name = workload_channel(self.plan, workload)
+        policy = self._policies.get(name)
+        if policy is None:
+            return name, None
+        return self.plan.hybrids[name].parts[policy.home(ticket.session_index, workload.scenario).part].channel, name
+
     def conversation(self, ticket: Ticket) -> Conversation:
         """A session of the trace, salted and scaled as the plan says."""
         return self.named_conversation(ticket)[1]
@@ -143,7 +158,9 @@ class SessionSource:
     def accounts(self, started: dict[str, int]) -> tuple[TraceAccount, ...]:
         """Rows in = sessions started + skipped + not started. `started`: sessions by `workload_key`, of all workers."""
         return tuple(
-            _account(workload, trace, started.get(workload_key(workload.scenario, _channel(self.plan, workload)), 0))
+            _account(
+                workload, trace, started.get(workload_key(workload.scenario, workload_channel(self.plan, workload)), 0)
+            )
             for workload, trace in zip(self.plan.workloads, self.traces, strict=True)
         )
 
@@ -157,8 +174,22 @@ class SessionSource:
         return count
 
 
-def _channel(plan: Plan, workload: Workload) -> str:
+def workload_channel(plan: Plan, workload: Workload) -> str:
+    """The channel that a workload names, which may be hybrid; else the only one."""
     return workload.channel or next(iter(plan.channels))
+
+
+def policies(plan: Plan) -> dict[str, Policy]:
+    """How each hybrid channel of a plan chooses."""
+    return {name: _policy(name, hybrid, plan.run.seed) for name, hybrid in plan.hybrids.items()}
+
+
+def _policy(name: str, hybrid: Hybrid, seed: int) -> Policy:
+    if hybrid.policy == "weighted":
+        return Weighted([part.weight for part in hybrid.parts], seed, name)
+    if hybrid.policy == "scenario":
+        return ByScenario([part.scenarios for part in hybrid.parts])
+    return Overflow(len(hybrid.parts)) if hybrid.policy == "overflow" else Failover(len(hybrid.parts))
 
 
 def _labels(plan: Plan) -> tuple[str, ...]:
@@ -170,7 +201,7 @@ def _labels(plan: Plan) -> tuple[str, ...]:
     labels: list[str] = []
     for index, workload in enumerate(plan.workloads):
         several = shared[workload.scenario] > 1
-        label = f"{workload.scenario}.{_channel(plan, workload)}" if several else workload.scenario
+        label = f"{workload.scenario}.{workload_channel(plan, workload)}" if several else workload.scenario
         label = label.replace(":", ".")
         while label in labels:
             label = f"{label}.{index}"

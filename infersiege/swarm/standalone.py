@@ -29,10 +29,11 @@ from infersiege.schedule import Ticket
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import Ledger, OpenSession
 from infersiege.swarm.player import PreparedSession, SessionPlayer
-from infersiege.swarm.share import pause_after, route_of
+from infersiege.swarm.routes import Clients, Route, cache_key_of, route_of, way_of
+from infersiege.swarm.share import pause_after
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import JournalLine
-from infersiege.swarm.turns import Route, TurnPlayer
+from infersiege.swarm.turns import TurnPlayer
 from infersiege.wire.transport import Client, DecoderLoop, StampClock
 
 CHANNEL = "locust"
@@ -124,8 +125,9 @@ class LocustRun:
             due_ns=due_ns + self._offset_ns,
         )
         self._ledger.take(opened)
-        prepared = PreparedSession(opened, conversation, part.route, part.workload.context_limit)
-        last = self._player.play(prepared, client, due_ns)
+        way = way_of(part.route, cache_key_of(self._ledger.run_id, opened.session_id))
+        prepared = PreparedSession(opened, conversation, way, part.workload.context_limit)
+        last = self._player.play(prepared, Clients(lambda _: client), due_ns)
         self._control.wait_until(time.monotonic_ns() + pause_after(last))
 
     def _fire(self, record: TurnRecord) -> None:

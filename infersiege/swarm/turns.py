@@ -1,98 +1,48 @@
-"""Plays one turn on a channel and writes down what happened: one request, one TurnRecord."""
+"""Sends one request of a turn and writes down what happened: one attempt, one TurnRecord."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from infersiege.channels.affinity import Kept
 from infersiege.channels.answer import Answer
-from infersiege.channels.dialect import Decoded, Dialect
+from infersiege.channels.dialect import Decoded
 from infersiege.channels.outcome import GOOD_FINISH, Conclusion, account_tokens, conclude, decode_body
-from infersiege.channels.profiles import Profile
 from infersiege.channels.redaction import Secrets, one_line
 from infersiege.cost import priced
-from infersiege.plan.schema import Channel, Sampling
 from infersiege.records import Outcome, Reason, TurnRecord
-from infersiege.swarm.ledger import ChannelLabels, Ledger, OpenSession, request_id_of
+from infersiege.swarm.ledger import Ledger, OpenSession, request_id_of
+from infersiege.swarm.routes import Leg
 from infersiege.traces.conversation import PreparedTurn
-from infersiege.wire.exchange import Deadlines, ExchangeResult, Fault, Request
-from infersiege.wire.transport import Client, Endpoint, Exchange
+from infersiege.wire.exchange import ExchangeResult, Fault, Request
+from infersiege.wire.transport import Client, Exchange
 
 SAID_LENGTH = 120
 EMULATED_HEADER = "x-infersiege-emulated"
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """Everything about a channel that does not change from turn to turn."""
-
-    labels: ChannelLabels
-    channel: Channel
-    profile: Profile
-    dialect: Dialect
-    endpoint: Endpoint
-    path: str
-    headers: tuple[tuple[str, str], ...]
-    """Without x-request-id; holds the key."""
-    deadlines: Deadlines
-    sampling: Mapping[str, Any]
-    secrets: tuple[str, ...]
-    """To be scrubbed from what the server says."""
-
-    def request(self, turn: PreparedTurn, request_id: str) -> Request:
-        """The POST of one turn."""
-        extra = {**self.dialect.request_fields(turn.extra), **self.channel.extra_body}
-        fixed_length = self.profile.ignore_eos_fields
-        if self.channel.ignore_eos and fixed_length and turn.plain_text and turn.asked_output_tokens is not None:
-            extra |= fixed_length(turn.max_tokens)
-        body = self.dialect.request_body(
-            model=self.channel.model,
-            messages=turn.messages,
-            tools=turn.tools,
-            max_tokens=turn.max_tokens,
-            stream=self.channel.stream,
-            include_usage=self.channel.include_usage,
-            sampling=dict(self.sampling),
-            extra=extra,
-        )
-        return Request(path=self.path, headers=(*self.headers, ("x-request-id", request_id)), body=body)
-
-
-def deadlines_of(channel: Channel) -> Deadlines:
-    limits = channel.timeouts
-    return Deadlines(
-        connect_ns=limits.connect_ns,
-        # A whole answer has no first token to wait for.
-        first_token_ns=limits.first_token_ns if channel.stream else limits.total_ns,
-        idle_ns=limits.idle_ns,
-        total_ns=limits.total_ns,
-    )
-
-
-def sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """What every request says about sampling; unset is left out."""
-    fields: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed,
-        "stop": list(sampling.stop) or None,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
 class Played:
-    """A closed turn: its record, what was said, and when it ended (monotonic)."""
+    """One attempt at a turn: its record, what was said, and when it ended (monotonic)."""
 
     record: TurnRecord
     decoded: Decoded | None
     ended_ns: int
+    killed: BaseException | None
+    """What stopped this greenlet meanwhile; to be raised once the record is in the ledger."""
+
+    @property
+    def before_first_token(self) -> bool:
+        """It failed, and nothing of an answer had come."""
+        record = self.record
+        return record.outcome is Outcome.FAILED and record.chunks == 0 and record.first_token_ns is None
 
 
 class TurnPlayer:
-    """Sends turns and closes their records in the ledger."""
+    """Sends requests and makes their records; whoever calls it closes them in the ledger."""
 
     def __init__(self, ledger: Ledger, *, offset_ns: int) -> None:
         """`offset_ns`: master's epoch minus this worker's monotonic clock."""
@@ -106,25 +56,27 @@ class TurnPlayer:
         """Content chunks seen since the start, open turns included."""
         return self._closed_chunks + sum(answer.chunks_so_far for answer in self.in_flight.values())
 
-    def play(
+    def attempt(
         self,
         session: OpenSession,
         turn: PreparedTurn,
-        route: Route,
+        leg: Leg,
         request: Request,
         client: Client,
+        kept: Kept,
         *,
         reason: Callable[[], Reason],
     ) -> Played:
-        """Send one turn and wait for its end; its record is in the ledger when this returns or is killed.
+        """Send one request and wait for its end. Does not yield before it is under way.
 
-        `reason` tells what a cancelled record says.
+        `kept`: what the server gave the session; takes what this answer adds. `reason` tells what a cancelled record
+        says.
         """
+        route = leg.route
         answer = Answer(route.dialect.decoder(), epoch_offset_ns=self.offset_ns)
-        request_id = request_id_of(self.ledger.run_id, session.session_id, turn.index)
-        self.ledger.start(session, request_id, time.monotonic_ns() + self.offset_ns)
         exchange = client.start(request, answer, route.deadlines)
         self.in_flight[exchange] = answer
+        route.watch.begin(answer, time.monotonic_ns())
         killed: BaseException | None = None
         try:
             exchange.wait()
@@ -132,13 +84,13 @@ class TurnPlayer:
             exchange.abort("the session was stopped")
             killed = error
         del self.in_flight[exchange]
+        route.watch.end(answer)
         self._closed_chunks += answer.chunks
         result = exchange.result()
-        record, decoded = self._record(session, turn, route, answer, result, request_id, reason)
-        self.ledger.close(session, record)
-        if killed is not None:
-            raise killed
-        return Played(record, decoded, result.closed_ns or time.monotonic_ns())
+        ended_ns = result.closed_ns or time.monotonic_ns()
+        kept.take(result.headers, (ended_ns + self.offset_ns) / 1e9)
+        record, decoded = self._record(session, turn, leg, answer, result, kept, reason)
+        return Played(record, decoded, ended_ns, killed)
 
     def abort_all(self, detail: str) -> None:
         """Cancel what is in flight; each waiting session wakes and writes its record."""
@@ -149,12 +101,14 @@ class TurnPlayer:
         self,
         session: OpenSession,
         turn: PreparedTurn,
-        route: Route,
+        leg: Leg,
         answer: Answer,
         result: ExchangeResult,
-        request_id: str,
+        kept: Kept,
         reason: Callable[[], Reason],
     ) -> tuple[TurnRecord, Decoded | None]:
+        route = leg.route
+        secrets = route.secrets + kept.values
         decoded: Decoded | None = answer.decoder.decoded() if result.streamed else None
         unreadable: Fault | None = None
         if not result.streamed:
@@ -167,15 +121,15 @@ class TurnPlayer:
             unterminated=answer.unterminated,
             asked_output_tokens=turn.max_tokens,
             wall_ns=self._epoch(result.closed_ns),
-            secrets=route.secrets,
+            secrets=secrets,
         )
         emulated = ("emulated",) if EMULATED_HEADER in result.headers else ()
         record = TurnRecord(
-            **self._labels(session, turn, route, request_id),
+            **self._labels(session, turn, leg),
             **self._times(answer, result, conclusion),
             **account_tokens(decoded, answer.chunks)._asdict(),
-            model_answered=_said(decoded.model if decoded else None, route.labels.model, route),
-            replica=result.peer,
+            model_answered=_said(decoded.model if decoded else None, route.labels.model, secrets),
+            replica=route.replica or result.peer,
             reused_connection=result.reused_connection,
             attempts=result.attempts,
             chunks=answer.chunks,
@@ -183,12 +137,12 @@ class TurnPlayer:
             chunks_by_second=answer.chunks_by_second,
             gaps=answer.gaps,
             keepalives=answer.keepalives,
-            finish_reason=_said(conclusion.finish_reason, "stop", route),
+            finish_reason=_said(conclusion.finish_reason, "stop", secrets),
             outcome=conclusion.outcome,
             reason=reason() if conclusion.outcome is Outcome.CANCELLED else None,
             error_class=conclusion.error_class,
             error_detail=conclusion.error_detail,
-            flags=conclusion.flags + emulated,
+            flags=conclusion.flags + emulated + (("moved",) if leg.moved else ()),
             http_status=result.status,
             retry_after_ns=conclusion.retry_after_ns,
             bytes_in=result.bytes_in,
@@ -197,8 +151,9 @@ class TurnPlayer:
         )
         return priced(record, route.channel.price), decoded
 
-    def _labels(self, session: OpenSession, turn: PreparedTurn, route: Route, request_id: str) -> dict[str, Any]:
+    def _labels(self, session: OpenSession, turn: PreparedTurn, leg: Leg) -> dict[str, Any]:
         """Columns that are known before the turn is sent."""
+        route = leg.route
         return {
             "run_id": self.ledger.run_id,
             "worker": self.ledger.worker,
@@ -213,7 +168,9 @@ class TurnPlayer:
             "engine": route.labels.engine,
             "dialect": route.labels.dialect,
             "model_asked": route.labels.model,
-            "request_id": request_id,
+            "routed_by": leg.routed_by,
+            "route_reason": leg.reason,
+            "request_id": request_id_of(self.ledger.run_id, session.session_id, turn.index),
             "due_ns": session.due_ns,
             "asked_prompt_tokens": turn.asked_prompt_tokens,
             "asked_output_tokens": turn.asked_output_tokens,
@@ -246,8 +203,8 @@ class TurnPlayer:
         return None if monotonic_ns is None else monotonic_ns + self.offset_ns
 
 
-def _said(text: str | None, usual: str, route: Route) -> str | None:
+def _said(text: str | None, usual: str, secrets: tuple[str, ...]) -> str | None:
     """A word of the server, fit to be kept: without secrets, short, on one line. `usual` needs no look."""
     if text is None or text == usual or text in GOOD_FINISH:
         return text
-    return one_line(Secrets(route.secrets).scrub(text))[:SAID_LENGTH]
+    return one_line(Secrets(secrets).scrub(text))[:SAID_LENGTH]

@@ -74,7 +74,7 @@ class ExchangeResult(msgspec.Struct, kw_only=True):
     """`host:port` of the address that was connected."""
     status: int | None = None
     headers: dict[str, str] = {}
-    """Lower-case names; the last of repeated ones."""
+    """Lower-case names; the last of repeated ones, but of Set-Cookie all, each on a line of its own."""
     streamed: bool = False
     """The body went to the sink."""
     body: bytes = b""

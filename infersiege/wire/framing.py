@@ -11,9 +11,12 @@ from infersiege.wire.exchange import Request
 HttpError = httptools.HttpParserError
 
 
-def request_bytes(request: Request, authority: str, *, keep_alive: bool) -> bytes:
-    """Head and body. Raises ValueError for a line break in path or headers."""
-    lines = [f"POST {request.path} HTTP/1.1", f"host: {authority}"]
+def request_bytes(request: Request, authority: str, *, keep_alive: bool, origin: str = "") -> bytes:
+    """Head and body. `origin` stands before the path (`http://host`) where the request is a proxy's to forward.
+
+    Raises ValueError for a line break in path or headers.
+    """
+    lines = [f"POST {origin}{request.path} HTTP/1.1", f"host: {authority}"]
     lines += [f"{name}: {value}" for name, value in request.headers]
     if not keep_alive:
         lines.append("connection: close")
@@ -48,7 +51,7 @@ class Framing:
         self.on_body = self.bodies.append  # no Python frame per piece
         self.status: int | None = None
         self.headers: dict[str, str] = {}
-        """Lower-case names; the last of repeated ones."""
+        """Lower-case names; the last of repeated ones, but of Set-Cookie all, each on a line of its own."""
         self.has_headers = False
         self.complete = False
         self.reusable = False
@@ -76,7 +79,10 @@ class Framing:
         return self.headers.get("content-encoding", "identity").strip().lower()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._collected[name.decode("latin-1").lower()] = value.decode("latin-1")
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        if key == "set-cookie" and key in self._collected:  # the one header whose values can't be joined by commas
+            text = f"{self._collected[key]}\n{text}"
+        self._collected[key] = text
 
     def on_headers_complete(self) -> None:
         headers, self._collected = self._collected, {}
