@@ -242,7 +242,8 @@ def test_any_json_is_answered_or_refused(body: dict[str, Any]) -> None:
 
 
 def test_a_body_that_is_no_object_is_refused() -> None:
-    for body in ([], None, 3, "x"):
+    bodies: tuple[Any, ...] = ([], None, 3, "x")
+    for body in bodies:
         with pytest.raises(RefusedError):
             plan_answer(body, SETTINGS)
 
