@@ -206,7 +206,14 @@ def test_the_search_delivers_every_good_line_and_sets_aside_every_bad_one(count:
         assert database.requests <= PROBES
 
 
+@pytest.mark.parametrize("first", [Verdict.BAD_LINES, Verdict.UNCLEAR])
 @pytest.mark.parametrize("verdict", [Verdict.LATER, Verdict.REFUSED])
-def test_a_search_that_meets_another_fault_leaves_all_for_later(verdict: Verdict) -> None:
-    answer, refused = search([b"1", b"2"], Answer(Verdict.BAD_LINES, "unable to parse"), lambda _: Answer(verdict))
-    assert (answer.verdict, refused) == (verdict, [])
+def test_a_search_that_meets_another_fault_leaves_all_for_later(verdict: Verdict, first: Verdict) -> None:
+    answer, refused = search([b"1", b"2"], Answer(first, "no"), lambda _: Answer(verdict, "another"))
+    assert (answer.verdict, answer.words, refused) == (verdict, "another", [])
+
+
+def test_one_word_about_lines_is_enough_to_look_for_them() -> None:
+    """413 for all of them, then of each alone what is wrong with it."""
+    answer, refused = search([b"1", b"2"], Answer(Verdict.UNCLEAR, "413"), lambda _: Answer(Verdict.BAD_LINES, "bad"))
+    assert (answer.verdict, [one.words for one in refused]) == (Verdict.TAKEN, ["bad", "bad"])

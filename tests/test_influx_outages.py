@@ -1,7 +1,7 @@
 """A stream of points while the database, the sender, the writer or all of them fail: every point arrives in the end.
 
 Several streams run at once, each with a database of its own and another fault. CI runs streams of 6 s with faults of
-2 s. With INFERSIEGE_OUTAGE_STREAM_S=60 it is the real thing: 60,000 points, faults of 20 s, some three minutes.
+2 s. With INFERSIEGE_OUTAGE_STREAM_S=60 it is the real thing: 60,000 points, faults of 20 s, some two minutes.
 """
 
 from __future__ import annotations
