@@ -145,8 +145,7 @@ class Connection:
         code = sock.connect_ex(target)
         if code not in _IN_PROGRESS:
             raise OSError(code, os.strerror(code))
-        host, port = target[0], target[1]
-        self.peer = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+        self.peer = self._endpoint.peer(target)
         self._recvmsg_into = sock.recvmsg_into
         self._reader = self._loop.io(sock.fileno(), _READ)
         self._writer = self._loop.io(sock.fileno(), _WRITE)

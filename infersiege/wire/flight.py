@@ -10,7 +10,7 @@ from infersiege.wire.clock import monotonic_ns
 from infersiege.wire.connection import Connection
 from infersiege.wire.deadlines import DRAIN_NS, Alarm, Deadline, answer_deadline, connect_deadline, drain_deadline
 from infersiege.wire.exchange import BodySink, Deadlines, ExchangeResult, Fault, Request
-from infersiege.wire.faults import connect_fault, plain
+from infersiege.wire.faults import answer_of_proxy, connect_fault, plain
 from infersiege.wire.framing import Framing, HttpError, request_bytes
 
 if TYPE_CHECKING:
@@ -83,9 +83,11 @@ class Exchange(Backlog):
 
     def begin(self) -> None:
         """Send on an idle connection, or connect. Called once, by the client."""
-        client = self._client
+        client, to = self._client, self._client.endpoint
         try:
-            self._payload = request_bytes(self._request, client.endpoint.authority, keep_alive=client.keep_alive)
+            self._payload = request_bytes(
+                self._request, to.authority, keep_alive=client.keep_alive, origin=to.request_origin
+            )
         except ValueError as error:
             self.fail(ErrorClass.BAD_REQUEST, str(error))
             return
@@ -113,7 +115,8 @@ class Exchange(Backlog):
     def connect_failed(self, error: OSError) -> None:
         connection = self._connection
         shaking = connection is not None and connection.connect_duration_ns is not None
-        self._stop(connect_fault(error, self._where(), shaking=shaking), now=False)
+        fault = connect_fault(error, self._where(), shaking=shaking, proxy=self._client.endpoint.proxy)
+        self._stop(fault, now=False)
 
     def _send(self, connection: Connection) -> None:
         self._connection = connection
@@ -351,6 +354,8 @@ class Exchange(Backlog):
             if self._cut is not None and self._fault is None and not self._says_done():
                 self._fault = Fault(error_class=ErrorClass.TRUNCATED, detail=self._cut)
             result.clock_step = result.clock_step or self._client.clock.steps != self._steps
+            if self._client.endpoint.request_origin and self._fault is None:
+                self._fault = answer_of_proxy(result, self._client.endpoint.proxy)
         except Exception as error:  # noqa: BLE001
             self._fault = Fault(error_class=ErrorClass.PARSE, detail=f"{type(error).__name__} at the end: {error}")
         finally:
@@ -392,6 +397,4 @@ class Exchange(Backlog):
             connection.close()
 
     def _where(self) -> str:
-        peer = self._connection.peer if self._connection is not None else None
-        name = self._client.endpoint.authority
-        return name if peer is None or peer == name else f"{name} ({peer})"
+        return self._client.endpoint.where(self._connection.peer if self._connection is not None else None)

@@ -6,6 +6,7 @@ first and parsed after; the waiting greenlet is woken once, at the end. See DESI
 What ends in which fault:
 
 * nothing connected, or the name has no address: `connect`; descriptors or ports ran out here: `client_resource`;
+* a proxy that is not there, refuses or can't reach the server: `connect`, and the detail names the proxy;
 * closed before any byte of an answer: `server`. A connection that was *kept* is first replaced by a new one, once, and
   the request is sent again (`attempts` tells);
 * closed or reset after that, before the end that HTTP wants: `truncated`, unless the stream had said that it is over;
@@ -32,6 +33,7 @@ from infersiege.wire.endpoint import Endpoint
 from infersiege.wire.exchange import BodySink, Deadlines, Request
 from infersiege.wire.flight import Exchange
 from infersiege.wire.tls import TlsConnection
+from infersiege.wire.tunnel import TunnelConnection
 
 __all__ = ["Client", "DecoderLoop", "Endpoint", "Exchange", "StampClock"]
 
@@ -157,18 +159,21 @@ class Client:
     def _resolve_and_connect(self, exchange: Exchange, started_ns: int) -> None:
         endpoint = self.endpoint
         try:
-            found = gevent.get_hub().resolver.getaddrinfo(endpoint.host, endpoint.port, 0, socket.SOCK_STREAM)
+            found = gevent.get_hub().resolver.getaddrinfo(*endpoint.dialled, 0, socket.SOCK_STREAM)
             if not endpoint.addresses:
                 endpoint.addresses = [(int(family), target) for family, _, _, _, target in found]
             if not exchange.finished:
                 self._open_connection(exchange, started_ns)
         except OSError as error:
-            exchange.fail(ErrorClass.CONNECT, f"name look-up of {endpoint.host} failed: {error.strerror or error}")
+            name = endpoint.host if endpoint.proxy is None else f"the proxy {endpoint.proxy.host}"
+            exchange.fail(ErrorClass.CONNECT, f"name look-up of {name} failed: {error.strerror or error}")
         except Exception as error:  # noqa: BLE001
             exchange.crashed(error)
 
     def _open_connection(self, exchange: Exchange, started_ns: int) -> None:
-        kind = Connection if self.endpoint.tls is None else TlsConnection
+        kind = Connection
+        if self.endpoint.tls is not None:
+            kind = TlsConnection if self.endpoint.proxy is None else TunnelConnection
         connection = kind(self.endpoint, self.clock, self.loop, exchange, self.decoder_loop.buffer)
         exchange.connecting(connection)
         connection.open(self.endpoint.candidates(), started_ns)
