@@ -717,12 +717,12 @@ influx_bucket = "{bucket}"
 def test_the_command_checks_the_database_of_the_plan(
     tmp_path: Path, free_port: Callable[[], int], influx_server: databases.InfluxDB
 ) -> None:
-    """Down is a note, since the run goes on and points wait on disk; refused is a failure, since they would be lost."""
+    """Down is a warning: the run goes on and points wait on disk. Refused is a fault: they would be lost."""
     plan = tmp_path / "plan.toml"
     cases = (
         (influx_server.url, "infersiege", ExitCode.PASS, "ok", "was written to 'infersiege' and read back"),
-        (f"http://127.0.0.1:{free_port()}", "infersiege", ExitCode.PASS, "note", "the run goes on without it"),
-        (influx_server.url, "nosuch", ExitCode.TARGET, "FAIL", "CREATE DATABASE"),
+        (f"http://127.0.0.1:{free_port()}", "infersiege", ExitCode.PASS, "warning", "the run goes on without it"),
+        (influx_server.url, "nosuch", ExitCode.TARGET, "fault", "CREATE DATABASE"),
     )
     with serving(GOOD) as server:
         for influx, bucket, code, mark, text in cases:
@@ -730,7 +730,7 @@ def test_the_command_checks_the_database_of_the_plan(
             ended = CliRunner(env={"COLUMNS": "250"}).invoke(doctor, [str(plan)])
             assert ended.exit_code == code, ended.output
             row = next(line for line in ended.output.splitlines() if line.startswith("telemetry"))
-            assert row.split()[1:3] == ["influxdb", mark], row
+            assert row.split()[1:3] == [mark, "influxdb"], row
             assert text in ended.output
 
 
@@ -738,7 +738,11 @@ def test_an_examination_names_the_step_that_failed() -> None:
     with serving(chat(response("", "500 Oops"))) as server:
         channel = plan_for(server.port).channels["local"]
         found = examine("local", channel, Sampling(), environ={})
-    assert [(check.name, check.ok) for check in found.checks] == [("url", True), ("models", True), ("answer", False)]
+    assert [(check.name, check.verdict.value) for check in found.checks] == [
+        ("url", "ok"),
+        ("models", "ok"),
+        ("answer", "fault"),
+    ]
     assert found.facts is None
 
 

@@ -5,38 +5,40 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+
+if TYPE_CHECKING:
+    from infersiege.doctor.examined import Line
+
+_COLOURS = {"ok": "green", "warning": "yellow", "fault": "red"}
 
 
 @click.command(epilog="Example: infersiege doctor plan.toml --set channel.local.model=qwen3-8b")
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the plan.")
-def doctor(plan: Path, overrides: tuple[str, ...]) -> None:
-    """Ask every channel of PLAN for its models and for one small answer, without offering load. Where the plan names an
-    InfluxDB, write a point to it and read it back.
+@click.option("--json", "as_json", is_flag=True, help="The same findings as one JSON object.")
+def doctor(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Look at all that PLAN needs, without offering load: each channel in turn, this host, and the database it names.
 
-    Exits with 0 when all channels answer, with 2 for a faulty plan, with 4 when a target is not there or refuses. An
-    InfluxDB that is down is only noted: a run starts without it, and its points wait on disk.
+    One line per check: ok, warning or fault, what was seen, what to try. Exits with 0 when there is no fault, with 2
+    for a faulty plan, with 4 when a target is not there or refuses. An InfluxDB that is down is only a warning: a run
+    starts without it, and its points wait on disk.
     """
-    from infersiege.doctor import examine
-    from infersiege.doctor.telemetry import examine_telemetry
-    from infersiege.errors import ExitCode, strongest
+    from infersiege.doctor.examined import examine_plan
+    from infersiege.errors import ExitCode
     from infersiege.plan import load_plan
 
-    checked = load_plan(plan, overrides)
-    found = [examine(name, channel, checked.sampling) for name, channel in checked.channels.items()]
-    series = examine_telemetry(checked.telemetry, os.environ)
-    table = Table("channel", "check", "", "seen", box=None, pad_edge=False)
-    marks = {True: Text("ok", "green"), False: Text("FAIL", "bold red"), None: Text("note", "yellow")}
-    rows = [(one.channel, check) for one in found for check in one.checks]
-    for name, check in [*rows, *(("telemetry", check) for check in series.checks)]:
-        seen = check.seen if check.hint is None else f"{check.seen}\nhint: {check.hint}"
-        table.add_row(Text(name), Text(check.name), marks[check.ok], Text(seen))
-    Console().print(table)
-    code = strongest({error.exit_code for error in (*(one.error for one in found), series.error) if error is not None})
-    if code is not ExitCode.PASS:
-        sys.exit(code)
+    examined = examine_plan(load_plan(plan, overrides), os.environ, show=None if as_json else _show)
+    if as_json:
+        click.echo(examined.as_json())
+    if examined.exit_code is not ExitCode.PASS:
+        sys.exit(examined.exit_code)
+
+
+def _show(line: Line) -> None:
+    """One line, as soon as it is known."""
+    verdict = click.style(f"{line.verdict:<8}", fg=_COLOURS[line.verdict], bold=line.verdict == "fault")
+    hint = f" | try: {line.hint}" if line.hint else ""
+    click.echo(f"{line.subject}  {verdict} {line.check:<14}  {line.seen}{hint}")

@@ -1,4 +1,4 @@
-"""One HTTP exchange, step by step, so that a fault can be told by the step that failed: name, port, TLS, HTTP.
+"""One HTTP exchange, step by step, so that a fault can be told by the step that failed (the way there: reach).
 
 The standard library only, never the transport under test, and never a proxy variable of the environment. Works with
 and without gevent's patches.
@@ -11,14 +11,15 @@ import io
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
-from infersiege.errors import TargetError
+from infersiege.doctor.findings import DoctorError, NotReadyError
+from infersiege.doctor.reach import connect, encrypted, place_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 _READ_BYTES = 1 << 16
 _MOST_INTERIM = 50
 """Interim answers (1xx) before one that counts."""
-
-
-class NotReadyError(TargetError):
-    """A fault that may go away by itself while a server starts: refused, reset, 502, 503, 504."""
 
 
 class Reply(msgspec.Struct, kw_only=True):
@@ -42,6 +39,10 @@ class Reply(msgspec.Struct, kw_only=True):
     body: bytes
     cut: str | None = None
     """Why the body ended early; None: it is whole, or as long as was wanted."""
+    gave_up: bool = False
+    """It is cut because we waited no longer."""
+    sent_ns: int = 0
+    """When the request was written, monotonic."""
 
     @property
     def encoding(self) -> str | None:
@@ -61,30 +62,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     connect_s: float
     answer_s: float
     """From the request to the end of the answer."""
+    idle_s: float
+    """Longest silence once the body has begun."""
     most_bytes: int = 8 << 20
 
 
-def tls_context(ca: str | None, insecure: bool) -> ssl.SSLContext:
-    """Verifying, with the system's authorities or those of `ca`, unless `insecure`.
-
-    Raises TargetError for a file that holds none.
-    """
-    try:
-        context = ssl.create_default_context(cafile=ca)
-    except ssl.SSLError:
-        raise TargetError(
-            f"ca {ca}: no certificate authorities can be read from it",
-            hint="it must be a PEM file, with lines -----BEGIN CERTIFICATE----- (no key, no DER)",
-        ) from None
-    except OSError as error:
-        raise TargetError(
-            f"ca {ca}: no certificate authorities can be read from it: {error.strerror or error}",
-            hint="name a PEM file that this user may read",
-        ) from None
-    if insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+Hear = Callable[[bytes, int], bool]
+"""Takes a part of a body and when it was read (monotonic ns); True: no more is wanted."""
 
 
 def fetch(
@@ -96,35 +80,41 @@ def fetch(
     tls: ssl.SSLContext,
     limits: Limits,
     start_hint: str,
+    listener: Callable[[Reply], Hear | None] | None = None,
 ) -> Reply:
     """Make one request and read its answer, on a connection of its own.
 
-    Raises TargetError (NotReadyError where waiting may help), with `start_hint` for a server that isn't there. What
-    follows the status line is given back as it is, even cut (`Reply.cut`).
+    `listener` is given the answer's head and may give what hears its body, part by part. Raises DoctorError
+    (NotReadyError where waiting may help), with `start_hint` for a server that isn't there. What follows the status
+    line is given back as it is, even cut (`Reply.cut`).
     """
     parts = urlsplit(url)
-    host = parts.hostname or ""
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    connected = _connect(host, port, place, limits.connect_s, start_hint)
-    with closing(_encrypted(connected, host, place, tls) if parts.scheme == "https" else connected) as connection:
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        client = kind(host, port, context=tls) if kind is http.client.HTTPSConnection else kind(host, port)
+    place = place_of(url)
+    connected: socket.socket = connect(place, limits.connect_s, start_hint)
+    if place.encrypted:
+        connected = encrypted(connected, place, tls)
+    with closing(connected) as connection:
+        client = http.client.HTTPConnection(place.host, place.port)
+        if place.encrypted:
+            client.default_port = 443  # the host header leaves out the port of https, not of http
         client.sock = connection
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        with _http_faults(url, parts.scheme, limits.answer_s):
+        timed = _Timed(connection, time.monotonic() + limits.answer_s)
+        with _http_faults(url, place.encrypted, limits.answer_s):
             connection.settimeout(limits.answer_s)
-            reader = _Reader(_Timed(connection, time.monotonic() + limits.answer_s))
             client.request(method, path, body=body, headers={**headers, "Connection": "close"})
-            response = _final_answer(reader, method)
+            sent_ns = time.monotonic_ns()
+            response = _final_answer(_Reader(timed), method)
         with closing(response):
             reply = Reply(
                 url=url,
                 status=response.status,
                 headers={name.lower(): value for name, value in response.getheaders()},
                 body=b"",
+                sent_ns=sent_ns,
             )
-            _read(response, reply, limits)
+            timed.idle_s = limits.idle_s
+            _read(response, reply, limits, listener(reply) if listener is not None else None, timed)
             return reply
 
 
@@ -134,17 +124,28 @@ class _Timed(io.RawIOBase):
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         self._connection = connection
         self._deadline = deadline
+        self.idle_s: float | None = None
+        """Longest wait for one piece; None: only the deadline counts."""
+        self._heard = False
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self._deadline
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Buffer) -> int:
-        """Raises TimeoutError at the deadline."""
+        """Raises TimeoutError at the deadline, or after too long a silence."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
+        if self.idle_s is not None and self._heard:
+            left = min(left, self.idle_s)
         self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
+        count = self._connection.recv_into(buffer)
+        self._heard = self._heard or self.idle_s is not None
+        return count
 
 
 class _Reader(io.BufferedReader):
@@ -167,60 +168,20 @@ def _final_answer(reader: _Reader, method: str) -> http.client.HTTPResponse:
     raise http.client.HTTPException("interim answers without end")
 
 
-def _connect(host: str, port: int, place: str, timeout_s: float, start_hint: str) -> socket.socket:
-    try:
-        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise NotReadyError(
-            f"the name {host} is not found: {reason}", hint="check base_url, and whether this host can look names up"
-        ) from None
-    try:
-        return socket.create_connection((host, port), timeout_s)
-    except ConnectionRefusedError:
-        raise NotReadyError(f"nothing listens on {place} (connection refused)", hint=start_hint) from None
-    except TimeoutError:
-        raise NotReadyError(
-            f"{place} does not take a connection within {timeout_s:g} s", hint="a firewall? the wrong host?"
-        ) from None
-    except OSError as error:
-        raise NotReadyError(f"{place} cannot be reached: {error.strerror or error}", hint=start_hint) from None
-
-
-def _encrypted(plain: socket.socket, host: str, place: str, tls: ssl.SSLContext) -> socket.socket:
-    try:
-        return tls.wrap_socket(plain, server_hostname=host)
-    except ssl.SSLCertVerificationError as error:
-        plain.close()
-        raise TargetError(
-            f"the certificate of {place} is not trusted: {error.verify_message}",
-            hint='name its authority with ca = "file.pem"; insecure = true turns the check off',
-        ) from None
-    except (OSError, ValueError) as error:
-        plain.close()
-        reason = (
-            getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error) or type(error).__name__
-        )
-        raise TargetError(
-            f"{place} makes no TLS connection: {str(reason).replace('_', ' ').lower()}",
-            hint="does the server speak plain HTTP? then write http:// in base_url",
-        ) from None
-
-
 @contextmanager
-def _http_faults(url: str, scheme: str, timeout_s: float) -> Iterator[None]:
+def _http_faults(url: str, is_encrypted: bool, timeout_s: float) -> Iterator[None]:
     """What goes wrong between the request and the end of the answer's head."""
     try:
         yield
     except TimeoutError:
-        raise TargetError(
+        raise DoctorError(
             f"{url} gives no answer within {timeout_s:g} s", hint="is the engine still loading, or stuck?"
         ) from None
     except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-        hint = "does the server expect TLS? then write https:// in base_url" if scheme == "http" else None
+        hint = None if is_encrypted else "does the server expect TLS? then write https:// in base_url"
         raise NotReadyError(f"{url} closes the connection without an answer", hint=hint) from None
     except (http.client.HTTPException, ValueError):
-        raise TargetError(
+        raise DoctorError(
             f"{url} answers, but not in HTTP",
             hint="is it the right port? does the server expect TLS (https://)?",
         ) from None
@@ -228,7 +189,7 @@ def _http_faults(url: str, scheme: str, timeout_s: float) -> Iterator[None]:
         raise NotReadyError(f"{url}: the connection broke: {error.strerror or error}") from None
 
 
-def _read(response: http.client.HTTPResponse, reply: Reply, limits: Limits) -> None:
+def _read(response: http.client.HTTPResponse, reply: Reply, limits: Limits, hear: Hear | None, timed: _Timed) -> None:
     """Read the body into `reply`, until it ends, breaks, or is as long as anybody wants."""
     parts: list[bytes] = []
     size = 0
@@ -239,13 +200,19 @@ def _read(response: http.client.HTTPResponse, reply: Reply, limits: Limits) -> N
                 break
             parts.append(part)
             size += len(part)
-            if b"data: [DONE]" in part:
+            if hear is not None and hear(part, time.monotonic_ns()):
                 break
+        else:
+            reply.cut = f"it goes on beyond {limits.most_bytes >> 20} MiB, our own limit"
         # read1 does not say that a body of known length was cut.
-        if response.length:
+        if response.length and not reply.cut and (not parts or not part):
             reply.cut = f"{response.length} bytes are missing"
     except TimeoutError:
-        reply.cut = f"it had not ended after {limits.answer_s:g} s, our own limit"
+        reply.gave_up = True
+        late = (
+            f"it had not ended after {limits.answer_s:g} s" if timed.over else f"it fell silent for {limits.idle_s:g} s"
+        )
+        reply.cut = f"{late}, our own limit"
     except (http.client.HTTPException, OSError, ValueError) as error:
         reply.cut = f"the connection broke ({type(error).__name__})"
     reply.body = b"".join(parts)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from infersiege_agents.influx.server import check
 
-from infersiege.doctor import Check
+from infersiege.doctor.findings import Check, Verdict
 from infersiege.errors import InfersiegeError, TargetError
 from infersiege.plan.schema import Telemetry
 from infersiege.telemetry.database import database_of
@@ -33,12 +33,14 @@ def examine_telemetry(telemetry: Telemetry, environ: Mapping[str, str]) -> Telem
     found = check(target)
     if found.down:
         hint = f"the run goes on without it, points wait in the spool; {found.hint}" if found.hint else None
-        return TelemetryExamination(checks=(Check(name="influxdb", ok=None, seen=found.seen, hint=hint),))
+        down = Check(name="influxdb", verdict=Verdict.WARNING, seen=found.seen, hint=hint)
+        return TelemetryExamination(checks=(down,))
     if found.ok is False:
         refused = TargetError(found.seen, hint=found.hint)
         return TelemetryExamination(checks=(_failed(refused),), error=refused)
-    return TelemetryExamination(checks=(Check(name="influxdb", ok=found.ok, seen=found.seen, hint=found.hint),))
+    verdict = Verdict.OK if found.ok else Verdict.WARNING
+    return TelemetryExamination(checks=(Check(name="influxdb", verdict=verdict, seen=found.seen, hint=found.hint),))
 
 
 def _failed(error: InfersiegeError) -> Check:
-    return Check(name="influxdb", ok=False, seen=str(error), hint=error.hint)
+    return Check(name="influxdb", verdict=Verdict.FAULT, seen=str(error), hint=error.hint)

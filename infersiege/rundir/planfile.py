@@ -27,6 +27,8 @@ class ChannelFacts(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False
     """The server's certificate was not verified."""
     streamed: bool = True
+    dropped_fields: tuple[str, ...] = ()
+    """Request fields that the server refuses, so that requests are sent without them (CL-04)."""
     cache_hint: str | None = None
     """Which flag of the server would make it tell cached tokens."""
     details: dict[str, str] = {}

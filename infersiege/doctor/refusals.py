@@ -1,0 +1,159 @@
+"""What a server means that refuses: the key, the quota, the path, the model, a proxy in between, memory."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+from typing import NoReturn
+
+from infersiege.channels.faults import ServerError, class_of_status, server_error
+from infersiege.doctor.http import Reply
+from infersiege.doctor.models import base_url_that_works
+from infersiege.doctor.reach import is_this_host
+from infersiege.doctor.target import Target, is_page, json_of
+from infersiege.records import ErrorClass
+
+NOT_READY = frozenset({502, 503, 504})
+"""Of servers that are starting, and of proxies before them."""
+
+_QUOTA = re.compile(
+    r"insufficient[_ ]?(quota|balance|credits?|funds)|exceeded your current quota|out of (credits?|quota)"
+    r"|quota.{0,20}exceeded|(credit )?balance is too low|billing|payment required|arrear|余额|欠费|额度",
+    re.IGNORECASE,
+)
+_MEMORY = re.compile(
+    r"kv[ _-]?cache|out of (gpu |device |host )?memory|\boom\b|cuda ?malloc|cudaerrormemoryallocation"
+    r"|no (more )?(free|available) (kv )?(blocks?|slots?|memory)|memory pool|not enough memory|insufficient memory"
+    r"|failed to (find|allocate) .{0,40}(slot|memory|block|buffer)|显存",
+    re.IGNORECASE,
+)
+_MEMORY_HINT = (
+    "give it more memory or ask it for less: --gpu-memory-utilization, --max-model-len, --max-num-seqs (vLLM), "
+    "--mem-fraction-static (SGLang), -c and --parallel (llama.cpp)"
+)
+_CONTEXT_HINT = (
+    "start the engine with a longer context: --max-model-len (vLLM), --context-length (SGLang), "
+    "-c, which all --parallel slots share (llama.cpp)"
+)
+_GATEWAYS = re.compile(
+    r"nginx|envoy|haproxy|squid|caddy|traefik|cloudflare|privoxy|clash|varnish|apache", re.IGNORECASE
+)
+
+
+def refused(target: Target, reply: Reply, what: str) -> NoReturn:
+    """Raise what an HTTP status other than 200 means."""
+    status = reply.status
+    error = server_error(json_of(reply.body))
+    said = _said(target, reply, error)
+    seen = f"{reply.url} answers {status} to {what}{said}"
+    words = reply.body[:65_536].decode("utf-8", "replace") if reply.encoding is None else ""
+    if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+        target.fail(f"a proxy in between wants credentials; {seen}", "infersiege connects directly: who intercepts it?")
+    if status in (401, 402, 403, 429) and _QUOTA.search(words):
+        source = f"the account of the key in {target.key_source}" if target.key else "the account"
+        target.fail(
+            f"{source} is out of quota; {seen}",
+            "the quota is used up: top it up, or use another key; waiting does not help",
+            check="key",
+        )
+    if status in (401, 403):
+        _key_refused(target, seen)
+    if status in (404, 405, 410):
+        _not_found(target, reply, seen, error)
+    if 300 <= status < 400:
+        where = target.said(reply.headers.get("location", "nowhere"))
+        target.fail(f"{seen} and points to {where}", "put that address into base_url")
+    if status in (402, 429):
+        wait = reply.headers.get("retry-after")
+        hint = "a rate limit or a quota" + (f"; it says to wait {target.said(wait)} s" if wait else "")
+        target.fail(seen, hint, check="key" if status == 402 else None)
+    out_of_room(target, seen, words, class_of_status(status, error, words), passing=status in NOT_READY)
+    if status >= 500:
+        _server_fault(target, reply, seen, words)
+    _bad_request(target, seen, said)
+
+
+def _said(target: Target, reply: Reply, error: ServerError | None) -> str:
+    """`: ` and the server's words, or what keeps us from reading them."""
+    if reply.encoding is not None:
+        return f" (content-encoding {target.said(reply.encoding)}, not asked for)"
+    if error is not None:
+        return f": {target.said(error.describe())}"
+    if is_page(reply):
+        return " (a web page)"
+    return f": {target.quote(reply.body)}" if reply.body.strip() else ""
+
+
+def out_of_room(target: Target, seen: str, words: str, error_class: ErrorClass, *, passing: bool) -> None:
+    """Raise when the engine says that its memory or its context are too small."""
+    if _MEMORY.search(words):
+        target.fail(f"the engine is out of KV or GPU memory; {seen}", _MEMORY_HINT, check="memory", passing=passing)
+    if error_class is ErrorClass.CONTEXT_LENGTH:
+        target.fail(f"even a small request does not fit the engine's context; {seen}", _CONTEXT_HINT, check="context")
+
+
+def _server_fault(target: Target, reply: Reply, seen: str, words: str) -> NoReturn:
+    """5xx: of a proxy before the engine, or of the engine itself."""
+    status = reply.status
+    passing = status in NOT_READY
+    between = _GATEWAYS.search(reply.headers.get("server", "")) or reply.headers.get("via")
+    if status in (502, 504) or "proxy" in words.lower() or (status == 503 and between):
+        named = reply.headers.get("server") or reply.headers.get("via")
+        who = f" ({target.said(named)})" if named else ""
+        said = "local proxy failed" if is_this_host(target.place.host) else "a proxy in between failed"
+        target.fail(
+            f"{said}: what listens on {target.place} is a proxy{who} that does not reach the engine behind it; {seen}",
+            "is the engine behind it up? or write the engine's own address into base_url",
+            check="proxy",
+            passing=passing,
+        )
+    target.fail(seen, "is it still loading, or overloaded? its log tells more", passing=passing)
+
+
+def _bad_request(target: Target, seen: str, said: str) -> NoReturn:
+    hint = "the server takes no such request; its message says why"
+    if "stream_options" in said:
+        hint = "set include_usage = false (token counts are then estimates)"
+    elif "max_completion_tokens" in said:
+        hint = "this model wants max_completion_tokens in the place of max_tokens; ask it in dialect openai-responses"
+    elif target.channel.extra_body or target.channel.ignore_eos:
+        hint = "does it know the fields of extra_body and ignore_eos?"
+    target.fail(seen, hint)
+
+
+def _key_refused(target: Target, seen: str) -> NoReturn:
+    source = target.key_source
+    if target.key:
+        target.fail(f"the key in {source} is refused; {seen}", f"is {source} the key of this server?", check="key")
+    why = f"; {target.profile.title} was started with a key (--api-key)" if target.is_local_engine else ""
+    target.fail(
+        f"a request without a key is refused{why}; {seen}",
+        f"name the key's variable: api_key_env in [channel.{target.name}]",
+        check="key",
+    )
+
+
+def _not_found(target: Target, reply: Reply, seen: str, error: ServerError | None) -> NoReturn:
+    model = target.channel.model
+    if error is not None and reply.url == target.url and ("model" in error.message.lower() or model in error.message):
+        target.fail(
+            f"the server has no model {model!r}; {seen}", f"set model in [channel.{target.name}]", check="models"
+        )
+    path = reply.url.split("://", 1)[-1]
+    better = base_url_that_works(target)
+    if path.count("/v1") > 1:
+        hint = "base_url has /v1 twice; once is enough"
+    elif path.count(target.dialect.path) > 1:
+        hint = f"base_url has {target.dialect.path} twice; once is enough"
+    elif better is not None:
+        hint = "base_url leads to the wrong place"
+    elif "/v1" in path:
+        base = target.channel.base_url
+        hint = f"{target.url} was made of base_url {base}; is this an LLM server, and is its API there?"
+    else:
+        hint = (
+            "base_url leads to the wrong place; try it with /v1 at its end, or as the server's documentation gives it"
+        )
+    if better is not None:
+        hint += f'; base_url = "{better}" has a list of models'
+    target.fail(seen, hint, check="base URL")
