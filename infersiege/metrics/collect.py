@@ -1,8 +1,10 @@
 """One pass over the turns of a run: columns and counts by cell, from which every group is put together.
 
-A cell is one (scenario, channel, stage) and takes the turns that were due in steady. A flow is one (scenario, channel)
-and takes all turns, since what happens inside a window is a matter of time and not of when a turn was due. Order and
-split of the turns do not matter: counts are whole numbers and columns are sorted before use.
+A cell is one (scenario, channel, stage, replica) and takes the turns that were due in steady. A flow is one (scenario,
+channel, replica) and takes all turns, since what happens inside a window is a matter of time and not of when a turn was
+due; sessions are in the flow without a replica, since one may see several (a name with more addresses than one), and
+those of a hybrid channel in the one without a channel. Order and split of the turns do not matter: counts are whole
+numbers and columns are sorted before use.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ from infersiege.metrics.turn import BURST_NS, contradicts_itself, was_asked
 from infersiege.records import ErrorClass, Outcome, Phase, Reason, TokensFrom, TurnRecord
 
 SECOND_NS = 1_000_000_000
+
+CellKey = tuple[str, str, str, str]
+"""Scenario, channel, stage, replica; the last is empty for turns that reached none."""
+FlowKey = tuple[str, str, str]
+"""Scenario, channel, replica; the last two may be empty."""
 
 WIDE_SLACK_NS = 1_000_000
 """A first token whose arrival is in doubt by more than this counts against the client."""
@@ -68,11 +75,11 @@ class Bill:
 
 
 class Cell:
-    """Turns due in steady of one (scenario, channel, stage)."""
+    """Turns due in steady of one (scenario, channel, stage, replica)."""
 
-    def __init__(self, key: tuple[str, str, str], facts: RunFacts) -> None:
+    def __init__(self, key: CellKey, facts: RunFacts) -> None:
         self.key = key
-        _, channel, stage = key
+        scenario, channel, stage, _ = key
         self.streamed = facts.streamed.get(channel, True)
         metrics = [m for m in METRICS.values() if m.per_turn and (self.streamed or not m.needs_stream)]
         self.columns: dict[str, array[float]] = {metric.name: array("d") for metric in metrics}
@@ -80,7 +87,7 @@ class Cell:
         self.missing: Counter[str] = Counter()
         self._of_ok = tuple(metric for metric in metrics if metric.outcome is Outcome.OK)
         self._of_failed = tuple(metric for metric in metrics if metric.outcome is Outcome.FAILED)
-        self.limits = TurnLimits(facts.limits, key, streamed=self.streamed)
+        self.limits = TurnLimits(facts.limits, (scenario, channel, stage), streamed=self.streamed)
         self._begin_by_ns = _begin_by(facts.steady, stage)
         self.outcomes: Counter[Outcome] = Counter()
         self.errors: Counter[str] = Counter()
@@ -175,9 +182,9 @@ _CUT_SHORT = (Reason.RUN_END, Reason.INTERRUPTED)
 
 
 class Flow:
-    """What happened when, on one (scenario, channel): turns of all phases."""
+    """What happened when, on one (scenario, channel, replica): turns of all phases."""
 
-    def __init__(self, key: tuple[str, str], windows: tuple[SteadyWindow, ...]) -> None:
+    def __init__(self, key: FlowKey, windows: tuple[SteadyWindow, ...]) -> None:
         self.key = key
         self._windows = windows
         self._starts = [window.start_ns for window in windows]
@@ -203,13 +210,20 @@ class Flow:
         self.by_chunk = 0
         """Turns without a count, credited one token per chunk."""
         self.bill = Bill()
+        self.routed = False
+        """Some of its sessions are a hybrid channel's, which may have sent them elsewhere too."""
 
-    def add(self, turn: TurnRecord) -> None:
+    def add_session(self, turn: TurnRecord) -> None:
+        """Its part in the life of its session."""
         if turn.attempt_ns is not None:
             self._session(turn)
         elif turn.reason in _CUT_SHORT:
             self._thought(turn)
+
+    def add(self, turn: TurnRecord) -> None:
+        """What it sent, brought and cost."""
         self.bill.add(turn)
+        self.routed = self.routed or turn.routed_by is not None
         if turn.sent_ns is not None:
             self.sent.append(turn.sent_ns)
             if turn.closed_ns is not None:
@@ -296,8 +310,8 @@ class Collector:
     def __init__(self, facts: RunFacts) -> None:
         self.facts = facts
         self.windows = tuple(sorted((w for w in facts.steady if w.duration_ns), key=lambda w: w.start_ns))
-        self.cells: dict[tuple[str, str, str], Cell] = {}
-        self.flows: dict[tuple[str, str], Flow] = {}
+        self.cells: dict[CellKey, Cell] = {}
+        self.flows: dict[FlowKey, Flow] = {}
         self.outcomes: Counter[Outcome] = Counter()
         self.ends: Counter[str] = Counter()
         """Turns of all phases that did not succeed, by `end_of`."""
@@ -333,13 +347,18 @@ class Collector:
         before = len(self._seen)
         self._seen.add(identity)
         self.repeated += len(self._seen) == before
-        flow = self.flows.get((turn.scenario, turn.channel))
-        if flow is None:
-            flow = self.flows[turn.scenario, turn.channel] = Flow((turn.scenario, turn.channel), self.windows)
-        flow.add(turn)
+        self._flow(turn.scenario, turn.channel if turn.routed_by is None else "", "").add_session(turn)
+        self._flow(turn.scenario, turn.channel, turn.replica or "").add(turn)
         if turn.phase is Phase.STEADY:
-            key = (turn.scenario, turn.channel, turn.stage)
+            key = (turn.scenario, turn.channel, turn.stage, turn.replica or "")
             cell = self.cells.get(key)
             if cell is None:
                 cell = self.cells[key] = Cell(key, self.facts)
             cell.add(turn)
+
+    def _flow(self, scenario: str, channel: str, replica: str) -> Flow:
+        key = (scenario, channel, replica)
+        flow = self.flows.get(key)
+        if flow is None:
+            flow = self.flows[key] = Flow(key, self.windows)
+        return flow

@@ -100,7 +100,7 @@ def delivered(collector: Collector) -> list[Delivered]:
 def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> Delivered:
     if load.mode == "closed":
         users = load.users or 0
-        flows = [flow for (scenario, _), flow in collector.flows.items() if load.scenario in (None, scenario)]
+        flows = [flow for (scenario, _, _), flow in collector.flows.items() if load.scenario in (None, scenario)]
         alive = (users_alive(flows, (window,)) or 0.0) + _switching(flows, window)
         # When everything fails at once, the time between two attempts is most of a user's life, and no fault of ours.
         dead = collector.outcomes[Outcome.FAILED] > 0 and not collector.outcomes[Outcome.OK]

@@ -55,9 +55,15 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     scenario: str | None = None
     channel: str | None = None
     stage: str | None = None
+    replica: str | None = None
 
-    def covers(self, scenario: str, channel: str, stage: str) -> bool:
-        return self.scenario in (None, scenario) and self.channel in (None, channel) and self.stage in (None, stage)
+    def covers(self, scenario: str, channel: str, stage: str, replica: str | None = None) -> bool:
+        return (
+            self.scenario in (None, scenario)
+            and self.channel in (None, channel)
+            and self.stage in (None, stage)
+            and self.replica in (None, replica)
+        )
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):

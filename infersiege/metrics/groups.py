@@ -27,6 +27,9 @@ from infersiege.records import Cost, Counts, Distribution, GroupSummary, Outcome
 
 Key = TypeVar("Key", str, Outcome)
 
+MOST_REPLICAS = 64
+"""Addresses of one channel that have figures of their own."""
+
 LENGTH_TOLERANCE = 0.02
 """Real lengths further than this from the asked ones are worth a note (TK-10)."""
 
@@ -38,15 +41,29 @@ def ratio(part: float, whole: float) -> float | None:
 
 def cuts(collector: Collector) -> list[Cut]:
     """The whole run; each scenario, channel and stage where there are several; what rules ask for beside that."""
-    scenarios = sorted({scenario for scenario, _ in collector.flows})
-    channels = sorted({channel for _, channel in collector.flows})
+    scenarios = sorted({scenario for scenario, _, _ in collector.flows})
+    channels = sorted({channel for _, channel, _ in collector.flows if channel})
     named = list(dict.fromkeys(window.stage for window in collector.windows))
-    stages = named + sorted({stage for _, _, stage in collector.cells} - set(named))
+    stages = named + sorted({stage for _, _, stage, _ in collector.cells} - set(named))
     found = [Cut()]
     found += [Cut(scenario=name) for name in scenarios if len(scenarios) > 1]
     found += [Cut(channel=name) for name in channels if len(channels) > 1]
     found += [Cut(stage=name) for name in stages if len(stages) > 1]
     return list(dict.fromkeys((*found, *collector.facts.cuts)))
+
+
+def replica_cuts(collector: Collector) -> list[Cut]:
+    """Each replica of the channels that were served by several, at most 64 of a channel."""
+    replicas: dict[str, set[str]] = {}
+    for _, channel, replica in collector.flows:
+        if replica:
+            replicas.setdefault(channel, set()).add(replica)
+    return [
+        Cut(channel=channel, replica=replica)
+        for channel, names in sorted(replicas.items())
+        if len(names) > 1
+        for replica in sorted(names)[:MOST_REPLICAS]
+    ]
 
 
 def counts_of(outcomes: Counter[Outcome], planned: int | None = None) -> Counts:
@@ -68,8 +85,8 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
     cells = [cell for key, cell in sorted(collector.cells.items()) if cut.covers(*key)]
     flows = [
         flow
-        for (scenario, channel), flow in sorted(collector.flows.items())
-        if cut.scenario in (None, scenario) and cut.channel in (None, channel)
+        for (scenario, channel, replica), flow in sorted(collector.flows.items())
+        if cut.scenario in (None, scenario) and cut.channel in (None, channel) and cut.replica in (None, replica)
     ]
     indexes = [index for index, window in enumerate(collector.windows) if cut.stage in (None, window.stage)]
     windows = [collector.windows[index] for index in indexes]
@@ -80,12 +97,15 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
     if not any(cell.limits for cell in cells):
         rates["goodput"] = rates["goodput_share"] = None
     cost, rates["cost_per_million_output_tokens"] = cost_of([cell.bill for cell in cells], channel=cut.channel)
-    rates["users"] = users_alive(flows, windows)
+    # A user of a hybrid channel is no single channel's, one of a replica may be another's too.
+    shared = cut.replica is not None or (cut.channel is not None and any(flow.routed for flow in flows))
+    rates["users"] = None if shared else users_alive(flows, windows)
     rates["delivered_share"] = _delivered_share(cut, loads)
     return GroupSummary(
         scenario=cut.scenario,
         channel=cut.channel,
         stage=cut.stage,
+        replica=cut.replica,
         emulated=any(cell.emulated for cell in cells),
         counts=counts_of(outcomes),
         steady_duration_ns=sum(window.duration_ns for window in windows),
@@ -106,7 +126,7 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
 def costs(collector: Collector) -> tuple[Cost, ...]:
     """What all turns cost by their tokens, all phases, by channel; channels without such a price are left out."""
     bills: dict[str, list[Bill]] = {}
-    for (_, channel), flow in sorted(collector.flows.items()):
+    for (_, channel, _), flow in sorted(collector.flows.items()):
         bills.setdefault(channel, []).append(flow.bill)
     found = (cost_of(own, channel=channel)[0] for channel, own in bills.items())
     return tuple(cost for cost in found if cost is not None)

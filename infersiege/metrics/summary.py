@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from infersiege.metrics.collect import Collector
 from infersiege.metrics.delivery import delivered
 from infersiege.metrics.facts import RunFacts
-from infersiege.metrics.groups import costs, counts_of, cuts, group
+from infersiege.metrics.groups import costs, counts_of, cuts, group, replica_cuts
 from infersiege.metrics.validity import invalid_reasons, warnings_of
 from infersiege.records import SCHEMA_VERSION, Summary, TurnRecord
 
@@ -35,6 +35,7 @@ def summarise(turns: Iterable[TurnRecord], facts: RunFacts) -> Summary:
         interrupted=facts.interrupted,
         counts=counts,
         groups=groups,
+        replicas=tuple(group(cut, collector, loads) for cut in replica_cuts(collector)),
         cost=math.fsum(one.total for one in paid if one.total is not None) if paid else None,
         costs=paid,
         traces=facts.traces,

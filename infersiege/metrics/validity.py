@@ -238,8 +238,8 @@ def _about_tokens(collector: Collector) -> list[str]:
             f"prompts are {real / asked - 1:+.0%} off the asked length, as the server counts them: {real:,} tokens, not"
             f" {asked:,}"
         )
-    for channel in sorted({channel for _, channel in collector.flows}):
-        cells = [cell for (_, name, _), cell in collector.cells.items() if name == channel]
+    for channel in sorted({channel for _, channel, _ in collector.flows if channel}):
+        cells = [cell for (_, name, _, _), cell in collector.cells.items() if name == channel]
         told = sum(cell.tally["cached_known"] for cell in cells)
         if not told and any(cell.tally["prompt_known"] for cell in cells):
             hint = collector.facts.cache_hints.get(channel)

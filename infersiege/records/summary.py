@@ -92,6 +92,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Of turns due in steady; by the hour, of the steady time. None: no price, or shared with other scenarios."""
     channels: tuple[str, ...] = ()
     """To which its turns went."""
+    replica: str | None = None
+    """None: all of them."""
 
 
 class TraceAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +236,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Of all turns, all phases."""
     groups: tuple[GroupSummary, ...]
     """The first is the whole run; then each scenario, channel and stage where there is more than one."""
+    replicas: tuple[GroupSummary, ...] = ()
+    """Of channels that were served by several replicas (`base_urls`, a name with several addresses), each of these.
+
+    `users` and `delivered_share` belong to no replica and are None.
+    """
     traces: tuple[TraceAccount, ...]
     workers: tuple[WorkerSummary, ...]
     invalid: tuple[str, ...]
