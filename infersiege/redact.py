@@ -21,8 +21,9 @@ class Secrets(redaction.Secrets):
 
     @classmethod
     def of(cls, plan: Plan, environ: Mapping[str, str]) -> Self:
-        """Keys of all channels. A key file that cannot be read gives nothing here: `api_key` reports it."""
-        values = []
+        """Keys of all channels, and InfluxDB's token. A key file that cannot be read gives nothing here: `api_key`
+        reports it."""
+        values = _influx_secrets(plan, environ)
         for channel in plan.channels.values():
             try:
                 values.append(api_key(channel, environ) or "")
@@ -31,16 +32,24 @@ class Secrets(redaction.Secrets):
         return cls(values)
 
 
+def _influx_secrets(plan: Plan, environ: Mapping[str, str]) -> list[str]:
+    """The token; of `user:password` also the password by itself."""
+    name = plan.telemetry.influx_token_env
+    token = environ.get(name, "").strip() if name is not None else ""
+    return [token, token.partition(":")[2]]
+
+
 def api_key(channel: Channel, environ: Mapping[str, str]) -> str | None:
     """The channel's key, from the variable or file that the plan names; None if it names none or the variable is empty.
 
+    A channel that was borrowed (`from_file`) has the key of that file, if the file holds one and the plan names none.
     Raises UsageError for a file that cannot be read or is empty, and for what no header can carry.
     """
     if channel.api_key_env is not None:
         key = environ.get(channel.api_key_env, "").strip()
         return _fit(key, f"the environment variable {channel.api_key_env}") if key else None
     if channel.api_key_file is None:
-        return None
+        return None if channel.from_file is None else _borrowed_key(channel.from_file)
     path = Path(channel.api_key_file).expanduser()
     try:
         text = path.read_text(encoding="utf-8").strip()
@@ -50,6 +59,13 @@ def api_key(channel: Channel, environ: Mapping[str, str]) -> str | None:
     if not text:
         raise UsageError(f"{path}: the key file is empty", hint="it must hold the key and nothing else")
     return _fit(text, f"{path}: the key file")
+
+
+def _borrowed_key(from_file: str) -> str | None:
+    from infersiege.plan.borrowed import key_of  # plan's messages go through scrub: plan imports this module
+
+    key, place = key_of(from_file)
+    return None if key is None else _fit(key, place)
 
 
 def _fit(key: str, place: str) -> str:

@@ -14,11 +14,13 @@ from typing import Any
 import msgspec
 
 from infersiege.errors import InternalError, PlanError, UsageError
+from infersiege.plan.borrowed import borrow, without_folder
 from infersiege.plan.checks import check
 from infersiege.plan.convert import convert
 from infersiege.plan.defaults import fill
 from infersiege.plan.faults import Faults, Override, dotted
 from infersiege.plan.locate import KeyPath, Position, positions, split_key
+from infersiege.plan.proxy_checks import proxies
 from infersiege.plan.schema import Plan
 from infersiege.redact import scrub
 
@@ -50,14 +52,11 @@ def load_plan(
     faults = Faults(str(path), places, parsed)
     for place, message in wrong:
         faults.add_override(place, message)
+    variables = (os.environ if environ is None else environ) if check_environment else None
+    borrow(raw, faults, base=path.parent, environ=variables)
     plan = convert(raw, faults)
-    check(
-        plan,
-        raw,
-        faults,
-        base=path.parent,
-        environ=(os.environ if environ is None else environ) if check_environment else None,
-    )
+    proxies(plan, faults)
+    check(plan, raw, faults, base=path.parent, environ=variables)
     if faults:
         raise faults.error()
     return fill(plan, path)
@@ -93,7 +92,12 @@ def plan_hash(plan: Plan) -> str:
     contents have hashes of their own).
     """
     channels = {
-        name: msgspec.structs.replace(channel, ca=_file_name(channel.ca), api_key_file=_file_name(channel.api_key_file))
+        name: msgspec.structs.replace(
+            channel,
+            ca=_file_name(channel.ca),
+            api_key_file=_file_name(channel.api_key_file),
+            from_file=channel.from_file and without_folder(channel.from_file),
+        )
         for name, channel in plan.channels.items()
     }
     workloads = tuple(

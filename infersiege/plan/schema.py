@@ -135,7 +135,10 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0
     proxy: Annotated[
-        str | None, _meta("Proxy URL; proxy variables of the environment are never used", later="proxies")
+        str | None,
+        _meta(
+            "Proxy, `http://host:port`, for http and https targets; proxy variables of the environment are never used"
+        ),
     ] = None
     ca: Annotated[str | None, _meta("PEM file of certificate authorities to trust instead of the system's")] = None
     insecure: Annotated[bool, _meta("Do not verify the server's certificate; shown in the report")] = False
@@ -149,8 +152,8 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     from_file: Annotated[
         str | None,
         _meta(
-            "Read the channel from another tool's settings (`config.toml#model_providers.NAME`)",
-            later="channels from other tools",
+            "What the channel doesn't say itself is read from another tool's settings: Codex's "
+            "`config.toml#model_providers.NAME` or Claude Code's `settings.json` (docs/channels.md)"
         ),
     ] = None
     timeouts: Annotated[Timeouts, _meta("Deadlines")] = Timeouts()
