@@ -101,14 +101,15 @@ def test_ig_03_workers_with_one_stamp_keep_a_row_each(influx: databases.InfluxDB
     assert influx.count("turns") == 30
 
 
-def test_ig_05_a_hundred_writers_are_one_series_per_source(make: Writers, influx: databases.InfluxDB) -> None:
-    for number in range(6):
-        writer = make(influx.url, source="gpu" if number % 2 else "engine")
+def test_ig_05_many_writers_are_one_series_per_source(make: Writers, influx: databases.InfluxDB) -> None:
+    writers = [make(influx.url, source="gpu" if number % 2 else "engine") for number in range(4)]
+    for writer in writers:
         writer.start()
+    for writer in writers:
         writer.close()
     (series,) = influx.query('SHOW SERIES FROM "infersiege_writer"')
     assert len(series["values"]) == 2, "neither process id nor start nor run is a tag"
-    assert influx.count("infersiege_writer", "written") == 6
+    assert influx.count("infersiege_writer", "written") == 4
 
 
 def test_ig_07_what_is_no_finite_number_is_left_out_and_counted(recorder: Recorder, make: Writers) -> None:
@@ -214,7 +215,7 @@ TRANSIENT: list[tuple[int, dict[str, str], bytes, str]] = [
     (429, {}, b"slow down", "429 slow down"),
     (500, {}, b'{"error":"timeout"}', "500 timeout"),
     (502, {}, b"\xff\xfe not text", "its answer is no text"),
-    (503, {"Retry-After": "1"}, b"", "503"),
+    (503, {}, b"", "503"),
     (507, {}, b"disk full", "507 disk full"),
 ]
 """Status, headers and body of an answer, and what a user reads."""
