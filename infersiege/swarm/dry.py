@@ -84,7 +84,7 @@ def sampled(plan: Plan, source: SessionSource) -> Sample:
     for ticket in islice(source.tickets(), SAMPLE):
         found.sessions += 1
         workload = plan.workloads[ticket.workload]
-        volume = found.by_channel.setdefault(workload.channel or next(iter(plan.channels)), Volume())
+        volume = found.by_channel.setdefault(source.channel_of(ticket)[0], Volume())
         _count(volume, plan, workload, source, ticket)
     found.sessions_in_all = _sessions(plan, source)
     return found
@@ -139,9 +139,18 @@ def _sessions(plan: Plan, source: SessionSource) -> int | None:
 def expected_cost(plan: Plan, sample: Sample) -> list[str]:
     """What the run will cost at most, a line for each channel that has a price; empty: none has."""
     lines = []
+    # What overflows or fails over is known afterwards only; counting all of it at its first part would hide the cloud.
+    later = {
+        part.channel: name
+        for name, hybrid in plan.hybrids.items()
+        if hybrid.policy in ("overflow", "failover")
+        for part in hybrid.parts[1:]
+    }
     for name, channel in plan.channels.items():
         if channel.price is not None and channel.price.gpu_hour is not None:
             lines.append(f"cost on {name}: {_by_hours(channel.price, plan.run.duration_ns)}")
+        elif channel.price is not None and name in later:
+            lines.append(f"cost on {name}: not known before the run; it depends on what {later[name]} sends there")
         elif channel.price is not None:
             lines.append(f"cost on {name}: {_by_tokens(channel.price, sample.by_channel.get(name, Volume()), sample)}")
     return lines

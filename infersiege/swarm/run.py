@@ -282,12 +282,14 @@ class Campaign:
                 return
             workload = plan.workloads[ticket.workload]
             session_id, conversation = source.named_conversation(ticket)
+            channel, routed_by = source.channel_of(ticket)
             yield OpenTurn(
                 session_id=session_id,
                 scenario=workload.scenario,
                 stage=STAGE,
                 phase=timeline.phase_of(due_ns),
-                channel=workload.channel or next(iter(plan.channels)),
+                channel=channel,
+                routed_by=routed_by,
                 turns=conversation.turns,
                 turn=0,
                 started=False,
