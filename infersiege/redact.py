@@ -47,7 +47,7 @@ def api_key(channel: Channel, environ: Mapping[str, str]) -> str | None:
     """
     if channel.api_key_env is not None:
         key = environ.get(channel.api_key_env, "").strip()
-        return _fit(key, f"the environment variable {channel.api_key_env}") if key else None
+        return fit_key(key, f"the environment variable {channel.api_key_env}") if key else None
     if channel.api_key_file is None:
         return None if channel.from_file is None else _borrowed_key(channel.from_file)
     path = Path(channel.api_key_file).expanduser()
@@ -58,18 +58,18 @@ def api_key(channel: Channel, environ: Mapping[str, str]) -> str | None:
         raise UsageError(f"{path}: the key file cannot be read: {reason}", hint="api_key_file names it") from None
     if not text:
         raise UsageError(f"{path}: the key file is empty", hint="it must hold the key and nothing else")
-    return _fit(text, f"{path}: the key file")
+    return fit_key(text, f"{path}: the key file")
 
 
 def _borrowed_key(from_file: str) -> str | None:
     from infersiege.plan.borrowed import key_of  # plan's messages go through scrub: plan imports this module
 
     key, place = key_of(from_file)
-    return None if key is None else _fit(key, place)
+    return None if key is None else fit_key(key, place)
 
 
-def _fit(key: str, place: str) -> str:
-    """The key, if a header can carry it. The message never shows it."""
+def fit_key(key: str, place: str) -> str:
+    """The key, if a header can carry it. Raises UsageError, with the place and without the key, if none can."""
     if not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(
             f"{place} holds more than a key: spaces, line ends or letters beyond ASCII",

@@ -34,6 +34,7 @@ from infersiege.plan.defaults import local_file
 from infersiege.plan.faults import Faults
 from infersiege.plan.locate import KeyPath, Position, positions, split_key
 from infersiege.plan.schema import Plan
+from infersiege.redact import fit_key
 
 _LARGEST_FILE = 4 << 20
 _OTHERS_READ = 0o004
@@ -81,7 +82,7 @@ def source_of(from_file: str, base: Path) -> Source:
     path, place = local_file(match["path"], base), match["place"]
     if place is None:
         if path.suffix.lower() == ".toml":
-            raise BorrowError(f"{path}: which provider of it?", hint=f"{from_file}#model_providers.NAME")
+            raise BorrowError(f"{path} has providers; name one", hint=f'write "{from_file}#model_providers.NAME"')
         return Source(path, None)
     head, _, name = place.partition(".")
     if head != "model_providers" or not name:
@@ -153,7 +154,7 @@ def _borrow_one(table: dict[str, Any], here: KeyPath, faults: Faults, base: Path
         found = read(source)
     except BorrowError as error:
         faults.add(where, f"{error}" + (f"; {error.hint}" if error.hint else ""))
-        for key in ("base_url", "model", "dialect", "engine", "api_key_env"):
+        for key in ("base_url", "model", "dialect", "engine", "api_key_env", "api_key_file"):
             if key not in table:
                 faults.mark((*here, key))
         return
@@ -171,6 +172,12 @@ def _borrow_one(table: dict[str, Any], here: KeyPath, faults: Faults, base: Path
         elif fault:
             faults.add(where, f"{found.places[key]}: {fault}")
             faults.mark((*here, key))
+    if not own_key and found.key is not None:
+        try:
+            fit_key(found.key, found.key_place or "")
+        except UsageError as error:
+            faults.add(where, f"{error}; {error.hint}")
+            faults.mark((*here, "api_key_file"))
     if "model" not in table and faults.ok(*here, "model"):
         faults.add(where, f"{source.path} names no model; set model in the plan")
         faults.mark((*here, "model"))
