@@ -44,6 +44,7 @@ _WIRE_APIS: Mapping[str, str] = {"chat": CHAT, "responses": RESPONSES}
 _OFFICIAL = "api.anthropic.com"
 
 _HOW = 'from_file = "config.toml#model_providers.NAME" (Codex) or "settings.json" (Claude Code)'
+_BROKEN = "correct it, or write base_url, model and api_key_env into the plan instead of from_file"
 
 Environ = Mapping[str, str] | None
 
@@ -214,8 +215,9 @@ def _codex(path: Path, provider: str, text: str) -> Found:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         # Not its message: that may quote what stands there.
-        line = re.search(r"at line (\d+)", str(error))
-        raise BorrowError(f"{path}{f':{line[1]}' if line else ''}: not valid TOML", hint=_HOW) from None
+        found_at = re.search(r"at line (\d+)", str(error))
+        line = found_at[1] if found_at else text.rstrip().count("\n") + 1
+        raise BorrowError(f"{path}:{line}: not valid TOML", hint=_BROKEN) from None
     marks = positions(text)
     providers = raw.get("model_providers")
     names = sorted(providers) if isinstance(providers, dict) else []
@@ -272,9 +274,9 @@ def _claude(path: Path, text: str) -> Found:
     try:
         raw = json.loads(text)
     except json.JSONDecodeError as error:
-        raise BorrowError(f"{path}:{error.lineno}: not valid JSON", hint=_HOW) from None
+        raise BorrowError(f"{path}:{error.lineno}: not valid JSON", hint=_BROKEN) from None
     except RecursionError:
-        raise BorrowError(f"{path}: nested too deeply") from None
+        raise BorrowError(f"{path}: nested too deeply", hint=_BROKEN) from None
     env = raw.get("env") if isinstance(raw, dict) else None
     if not isinstance(env, dict):
         raise BorrowError(f"{path}: no table env in it", hint='it should hold {"env": {"ANTHROPIC_BASE_URL": …}}')
