@@ -174,6 +174,8 @@ class _Listener:
         """The first ones, to be quoted."""
         self.no_json: bytes | None = None
         self.runs_away = False
+        self.satisfied = False
+        """We stopped reading, perhaps in the middle of an event."""
         self._most = max(64, max_tokens) * _RUNAWAY
 
     def __call__(self, reply: Reply) -> Hear | None:
@@ -186,7 +188,8 @@ class _Listener:
         if self.chunks > before:
             self.reads.append(now_ns)
         self.runs_away = self.chunks > self._most
-        return bool(self.flags & DONE) or self.no_json is not None or self.runs_away
+        self.satisfied = bool(self.flags & DONE) or self.no_json is not None or self.runs_away
+        return self.satisfied
 
     def take(self, payloads: list[bytes]) -> None:
         for payload in payloads:
@@ -204,7 +207,7 @@ class _Listener:
 def _streamed(target: Target, reply: Reply, heard: _Listener) -> Decoded:
     if reply.content_type != "text/event-stream":
         _not_a_stream(target, reply)
-    if heard.no_json is None:
+    if heard.no_json is None and not heard.satisfied and not reply.cut:
         heard.take(heard.events.close())
     if heard.no_json is not None:
         target.fail(

@@ -152,6 +152,7 @@ class _Looking:
 
     def _key_there(self, target: Target) -> None:
         """The plan names a key and there is none: `run` refuses such a plan, too."""
+        self._found.going_on = "key"
         variable = target.channel.api_key_env
         if variable is not None and target.key is None:
             state = "empty" if variable in self._environ else "not set"
