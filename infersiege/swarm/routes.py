@@ -124,7 +124,7 @@ class Way:
     cache_key: str = ""
     served: int | None = None
     """The part that served the last turn."""
-    _kept: dict[tuple[str, str, int], Kept] = field(default_factory=dict)
+    _kept: dict[tuple[str, str, str, int], Kept] = field(default_factory=dict)
 
     @property
     def likely(self) -> Route:
@@ -148,9 +148,10 @@ class Way:
         return Leg(self.parts[choice.part], choice.part, self.routed_by, reason, moved)
 
     def kept(self, route: Route) -> Kept:
-        """What this route's server gave the session."""
+        """What this route's server gave the session on this channel."""
         endpoint = route.endpoint
-        server = (endpoint.scheme, endpoint.host, endpoint.port)
+        # By channel too: two accounts at one gateway have nothing to do with each other.
+        server = (route.labels.name, endpoint.scheme, endpoint.host, endpoint.port)
         found = self._kept.get(server)
         if found is None:
             names = route.channel.affinity_headers
