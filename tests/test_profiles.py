@@ -114,7 +114,7 @@ def test_unknown_servers_get_no_field_that_they_might_refuse(name: str) -> None:
 
 
 def test_engines_that_answer_to_any_model_name() -> None:
-    assert {name for name, profile in PROFILES.items() if not profile.checks_model} == {"sglang", "llama.cpp"}
+    assert {name for name, profile in PROFILES.items() if not profile.checks_model} == {"sglang", "llama.cpp", "tgi"}
 
 
 @pytest.mark.parametrize("name", FULL)

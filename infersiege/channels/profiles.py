@@ -274,6 +274,7 @@ PROFILES: dict[str, Profile] = {
         ),
         tokenizer=TokenizerEndpoint(path="/tokenize", text_field="inputs", model_field=None, count_key=None),
         cached_tokens_hint="TGI does not tell it",
+        checks_model=False,
         launch_hint="text-generation-launcher --model-id MODEL --max-concurrent-requests N",
     ),
     "tensorrt-llm": Profile(
