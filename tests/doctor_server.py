@@ -71,7 +71,11 @@ NOT_FOUND = response('{"detail":"Not Found"}', "404 Not Found")
 class Server:
     """One connection at a time; what it does is a table of `METHOD path` -> response."""
 
-    def __init__(self, routes: Mapping[str, Route], context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, routes: Mapping[str, Route], context: ssl.SSLContext | None = None, tunnel: ssl.SSLContext | None = None
+    ) -> None:
+        """`tunnel`: it is a proxy, and what it opens a tunnel to is itself, with this TLS."""
+        self.tunnel = tunnel
         self.routes = routes
         self.context = context
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
@@ -102,6 +106,11 @@ class Server:
             if len(first) < 3:
                 return
             headers = dict(self._headers(reader.readline))
+            if first[0] == "CONNECT" and self.tunnel is not None:
+                self.requests.append((f"CONNECT {first[1]}", headers, b""))
+                connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                self._answer(self.tunnel.wrap_socket(connection, server_side=True))
+                return
             body = reader.read(int(headers.get("content-length", 0)))
             asked = f"{first[0]} {first[1]}"
             times = sum(before == asked for before, _, _ in self.requests)
@@ -140,8 +149,10 @@ class Server:
 
 
 @contextmanager
-def serving(routes: Mapping[str, Route], context: ssl.SSLContext | None = None) -> Iterator[Server]:
-    server = Server(routes, context)
+def serving(
+    routes: Mapping[str, Route], context: ssl.SSLContext | None = None, tunnel: ssl.SSLContext | None = None
+) -> Iterator[Server]:
+    server = Server(routes, context, tunnel)
     try:
         yield server
     finally:

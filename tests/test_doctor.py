@@ -448,6 +448,7 @@ def test_hc_14_a_server_that_starts_later_is_waited_for(free_port: Callable[[], 
         listener = socket.create_server(("127.0.0.1", port))
         server = Server.__new__(Server)
         server.routes, server.context, server.requests, server.listener, server.port = GOOD, None, [], listener, port
+        server.tunnel = None
         server.thread = threading.Thread(target=server._serve, daemon=True)
         server.thread.start()
         started.append(server)

@@ -14,6 +14,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from doctor_server import (
@@ -46,6 +47,7 @@ from infersiege.doctor import SKIPPED, preflight, unexamined
 from infersiege.doctor.examined import Examined, examine_plan
 from infersiege.emulator.process import EmulatorProcess
 from infersiege.errors import ExitCode
+from infersiege.plan.hybrid_schema import Hybrid, Part
 from infersiege.plan.schema import Channel, Load, Plan, Sampling, Telemetry, Timeouts, Workload
 
 KEY = "my-own-secret-key-0123456789"
@@ -409,6 +411,56 @@ def test_no_proxy_exempts_a_host_from_the_environments_proxy() -> None:
     assert "connects directly" in seen
 
 
+# ---------------------------------------------------------------------------------------------------- the plan's proxy
+
+
+def test_a_channel_with_a_proxy_is_asked_through_it(certificates: Path) -> None:
+    """http in absolute form, https in a tunnel; the names are the proxy's to look up."""
+    through = {route.replace(" /", " http://engine.invalid:8000/"): answer for route, answer in GOOD_BOTH.items()}
+    with serving(through) as proxy:
+        where = {"base_url": "http://engine.invalid:8000/v1", "proxy": f"http://127.0.0.1:{proxy.port}"}
+        examined = examine_plan(plan_of(0, **where), {"HTTP_PROXY": "http://127.0.0.1:1"})
+        assert {headers["host"] for _, headers, _ in proxy.requests} == {"engine.invalid:8000"}
+    seen, _ = line_of(examined, "proxy", "ok")
+    assert seen.startswith(f"requests go through 127.0.0.1:{proxy.port}, as the plan says")
+    assert examined.exit_code is ExitCode.PASS
+    with serving(GOOD_BOTH, tunnel=tls_of(certificates, "good")) as proxy:
+        ca = str(certificates / "good" / "cert.pem")
+        where = {"base_url": "https://127.0.0.1:8443/v1", "proxy": f"http://127.0.0.1:{proxy.port}", "ca": ca}
+        examined = examine_plan(plan_of(0, **where), {})
+        assert "CONNECT 127.0.0.1:8443" in {route for route, _, _ in proxy.requests}
+    line_of(examined, "tls", "ok")
+    assert examined.exit_code is ExitCode.PASS
+
+
+PROXY_FAULTS: tuple[tuple[str, dict[str, Route], str, str], ...] = (
+    ("http", {}, "502 Bad Gateway", r"local proxy failed: .* it answered 502: it could not reach the server"),
+    ("http", {}, "407 Authenticate", r"local proxy failed: .* wants a user name and password"),
+    ("https", {}, "403 Forbidden", r"local proxy failed: .* it refused the tunnel \(403 Forbidden\)"),
+    ("https", {}, "502 Bad Gateway", r"local proxy failed: .* it could not reach the server \(502 Bad Gateway\)"),
+)
+
+
+@pytest.mark.parametrize(("scheme", "routes", "status", "says"), PROXY_FAULTS)
+def test_the_plans_proxy_is_named_when_it_fails(scheme: str, routes: dict[str, Route], status: str, says: str) -> None:
+    answer = response("no", status, kind="text/plain")
+    asked = {"CONNECT engine.invalid:8000": answer, "GET http://engine.invalid:8000/v1/models": answer}
+    asked["POST http://engine.invalid:8000/v1/chat/completions"] = answer
+    with serving({**routes, **asked}) as proxy:
+        where = {"base_url": f"{scheme}://engine.invalid:8000/v1", "proxy": f"http://127.0.0.1:{proxy.port}"}
+        examined = examine_plan(plan_of(0, **where), {})
+    seen, hint = line_of(examined, "proxy", "fault")
+    assert re.search(says, seen), seen
+    assert "take `proxy` out of the channel" in hint
+
+
+def test_the_plans_proxy_is_not_there() -> None:
+    with dead_port() as port:
+        plan = plan_of(0, base_url="http://engine.invalid:8000/v1", proxy=f"http://127.0.0.1:{port}")
+        seen, _ = line_of(examine_plan(plan, {}), "proxy", "fault")
+    assert f"local proxy failed: requests go through 127.0.0.1:{port} as the plan says, and nothing listens" in seen
+
+
 # ---------------------------------------------------------------------------------------------------- fields (CL-04)
 
 
@@ -503,6 +555,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def tls_of(certificates: Path, name: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / name / "cert.pem", certificates / name / "key.pem")
+    return context
+
+
 def _expired_the_old_way(folder: Path, command: str, san: str) -> None:
     """OpenSSL before 3.4 has no `req -not_after`: `ca` has dates."""
     (folder / "ca.cnf").write_text(
@@ -535,8 +593,7 @@ TLS: tuple[tuple[str, dict[str, Any], str, str, str], ...] = (
 def test_cl_11_certificates(
     certificates: Path, name: str, channel: dict[str, Any], verdict: str, says: str, advice: str
 ) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates / name / "cert.pem", certificates / name / "key.pem")
+    context = tls_of(certificates, name)
     if "ca" in channel:
         channel = {**channel, "ca": str(certificates / str(channel["ca"]) / "cert.pem")}
     with serving(GOOD_BOTH, context) as server:
@@ -658,6 +715,28 @@ def test_each_address_of_a_channel_is_examined_once() -> None:
     assert asked == 1
 
 
+def test_the_longest_row_of_a_hybrid_channel_counts_for_each_of_its_parts() -> None:
+    parts = (Part(channel="local", scenarios=("other",)), Part(channel="cloud"))
+    trace = Workload(scenario="qa", trace="builtin:short-qa", channel="both")
+    with serving({**GOOD_BOTH, "GET /v1/models": MODELS.replace(b"4096", b"  64")}) as server:
+        plan = plan_of(server.port, workloads=(trace,))
+        channels = {"local": plan.channels["local"], "cloud": plan.channels["local"]}
+        for policy, warned in (("failover", {"local", "cloud"}), ("scenario", {"cloud"})):
+            hybrids = {"both": Hybrid(policy=policy, parts=parts)}
+            examined = examine_plan(msgspec.structs.replace(plan, channels=channels, hybrids=hybrids), {})
+            told = {line.subject for line in examined.lines if line.check == "context" and line.verdict == "warning"}
+            assert told == warned
+            assert len([line for line in examined.lines if line.check == "url"]) == 2, "each channel once"
+
+
+def test_how_a_server_was_started_goes_to_the_facts_without_its_key() -> None:
+    page = {"kv_cache_dtype": "fp8", "api_key": KEY, "served_model_name": f"x-{KEY}", "tp_size": 2}
+    with serving({**GOOD_BOTH, "GET /server_info": response(json.dumps(page))}) as server:
+        facts = preflight(plan_of(server.port, engine="sglang", **WITH_KEY), environ={"KEY": KEY})["local"]
+    assert facts.details["launch.tp_size"] == "2"
+    assert KEY not in str(facts)
+
+
 def test_channels_that_nobody_looked_at_say_so() -> None:
     facts = unexamined(plan_of(1))["local"]
     assert facts.url == "http://127.0.0.1:1/v1/chat/completions"
@@ -752,7 +831,7 @@ def _answers(draw: st.DrawFn) -> bytes:
     return head + draw(_bodies)
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(models=_answers(), streamed=_answers(), whole=_answers(), streams=st.booleans())
 def test_no_bytes_of_a_server_make_a_traceback(models: bytes, streamed: bytes, whole: bytes, streams: bool) -> None:
     routes: dict[str, Route] = {

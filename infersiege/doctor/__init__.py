@@ -38,8 +38,9 @@ __all__ = [
 def targets(plan: Plan) -> Iterator[tuple[str, str, Channel]]:
     """(name of the channel, what to call it, the channel with one address): each server of the plan once."""
     for name, channel in plan.channels.items():
-        if not channel.base_urls:
-            yield name, name, channel
+        if len(channel.base_urls) < 2:
+            yield name, name, msgspec.structs.replace(channel, base_url=channel.addresses[0], base_urls=())
+            continue
         for number, base in enumerate(dict.fromkeys(channel.base_urls), 1):
             yield name, f"{name}#{number}", msgspec.structs.replace(channel, base_url=base, base_urls=())
 
@@ -55,9 +56,10 @@ def preflight(
 
     A server that is not there yet, or says 502, 503 or 504, is asked again until `wait_ns` is over, for all channels
     together (HC-14); `on_wait` is told the reason whenever it changes. The keys of the result are those of
-    `plan.channels`; of replicas, the first one's facts. `details` of the facts may hold: server, models,
-    context_length, usage (`yes`, `no`), cached_tokens (a number; missing when not told), model_answered, model_note,
-    not_sent (sampling fields that the protocol lacks), dropped_fields (fields that the server refuses).
+    `plan.channels`; of replicas, the first one's facts. Hybrid channels are made of these, so each is asked once.
+    `details` of the facts may hold: server, models, context_length, usage (`yes`, `no`), cached_tokens (a number;
+    missing when not told), model_answered, model_note, launch.* (how the server was started, where it tells), not_sent
+    (sampling fields that the protocol lacks), dropped_fields (fields that the server refuses).
 
     Raises TargetError (exit code 4) with the place, what was seen and what to try; UsageError for a key that cannot be
     read.
@@ -85,9 +87,7 @@ def _together(before: ChannelFacts | None, facts: ChannelFacts) -> ChannelFacts:
     if before is None:
         return facts
     dropped = tuple(dict.fromkeys((*before.dropped_fields, *facts.dropped_fields)))
-    return msgspec.structs.replace(
-        before, dropped_fields=dropped, emulated=before.emulated or facts.emulated, details=before.details
-    )
+    return msgspec.structs.replace(before, dropped_fields=dropped, emulated=before.emulated or facts.emulated)
 
 
 def unexamined(plan: Plan) -> dict[str, ChannelFacts]:

@@ -94,8 +94,16 @@ class _Looking:
         target = Target(self._name, channel, key)
         found.ok("url", f"{scrub(target.url)} ({target.dialect.name}, {target.profile.title})")
         if self._plan is not None:
-            check_proxies(found, target.place, self._environ)
-            self._way(target)
+            if target.proxy is None:
+                check_proxies(found, target.place, self._environ)
+                self._way(target)
+            else:
+                found.going_on = "proxy"
+                target.way._replace(place=target.place._replace(encrypted=False)).dial().close()
+                found.ok("proxy", f"requests go through {target.proxy.place}, as the plan says; it looks the name up")
+            if target.place.encrypted:
+                found.going_on = "tls"
+                self._tls(target)
             self._key_there(target)
         models = self._models(target)
         found.going_on = "answer"
@@ -125,19 +133,18 @@ class _Looking:
             found.warn("port", said, f"a run uses all addresses of {place.host} in turn: name one in base_url")
         else:
             found.ok("port", said)
-        if place.encrypted:
-            found.going_on = "tls"
-            self._tls(target)
 
     def _tls(self, target: Target) -> None:
-        found, place, limit_s = self._found, target.place, target.limits.connect_s
+        found = self._found
         try:
-            version, certificate = handshake(place, target.tls, limit_s, target.start_hint)
+            version, certificate = handshake(target.way, target.tls)
         except DoctorError as error:
-            shown = presented(place, limit_s)
+            if error.check != "tls":
+                raise
+            shown = presented(target.way)
             raise DoctorError(f"{error}" + (f" ({shown})" if shown else ""), hint=error.hint, check="tls") from None
         if target.channel.insecure:
-            shown = presented(place, limit_s)
+            shown = presented(target.way)
             found.warn(
                 "tls",
                 f"{version}, insecure = true: nobody checks who answers" + (f" ({shown})" if shown else ""),
@@ -339,7 +346,7 @@ class _Looking:
         if version is not None:
             self._found.ok("version", version)
         left_out = not_sent(target, self._sampling)
-        details = _details(models, self._noted_model, answered)
+        details = _details(models, self._noted_model, answered) | target.launch_facts()
         if answered.dropped:
             details["dropped_fields"] = ", ".join(answered.dropped)
         return ChannelFacts(

@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from infersiege.channels.proxy import Proxy
 from infersiege.doctor.findings import DoctorError, NotReadyError
-from infersiege.doctor.reach import connect, encrypted, place_of
+from infersiege.doctor.reach import Route, encrypted, place_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -80,6 +81,7 @@ def fetch(
     tls: ssl.SSLContext,
     limits: Limits,
     start_hint: str,
+    proxy: Proxy | None = None,
     listener: Callable[[Reply], Hear | None] | None = None,
 ) -> Reply:
     """Make one request and read its answer, on a connection of its own.
@@ -90,7 +92,7 @@ def fetch(
     """
     parts = urlsplit(url)
     place = place_of(url)
-    connected: socket.socket = connect(place, limits.connect_s, start_hint)
+    connected = Route(place, proxy, limits.connect_s, start_hint).dial()
     if place.encrypted:
         connected = encrypted(connected, place, tls)
     with closing(connected) as connection:
@@ -99,6 +101,8 @@ def fetch(
             client.default_port = 443  # the host header leaves out the port of https, not of http
         client.sock = connection
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        if proxy is not None and not place.encrypted:
+            path = f"http://{place}{path}"  # the absolute form (RFC 9112, 3.2.2)
         timed = _Timed(connection, time.monotonic() + limits.answer_s)
         with _http_faults(url, place.encrypted, limits.answer_s):
             connection.settimeout(limits.answer_s)

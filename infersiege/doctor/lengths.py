@@ -33,8 +33,23 @@ class Longest(NamedTuple):
 def longest_rows(plan: Plan, channel: str) -> list[Longest]:
     """One for each workload of the channel whose trace tells lengths. Raises TraceError for one that can't be read."""
     first = next(iter(plan.channels))
-    found = [_longest(plan, workload) for workload in plan.workloads if (workload.channel or first) == channel]
+    found = [
+        _longest(plan, workload)
+        for workload in plan.workloads
+        if channel in _served_by(plan, workload.channel or first, workload.scenario)
+    ]
     return [longest for longest in found if longest is not None]
+
+
+def _served_by(plan: Plan, name: str, scenario: str) -> tuple[str, ...]:
+    """Channels that a workload's sessions may go to: of a hybrid one, all parts but those of other scenarios."""
+    hybrid = plan.hybrids.get(name)
+    if hybrid is None:
+        return (name,)
+    if hybrid.policy != "scenario":
+        return tuple(part.channel for part in hybrid.parts)
+    named = tuple(part.channel for part in hybrid.parts if scenario in part.scenarios)
+    return named or tuple(part.channel for part in hybrid.parts if not part.scenarios)
 
 
 def _longest(plan: Plan, workload: Workload) -> Longest | None:

@@ -6,6 +6,7 @@ and without gevent's patches.
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import time
@@ -14,9 +15,11 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from infersiege.channels.proxy import Proxy, tunnel_refusal
 from infersiege.doctor.findings import DoctorError, NotReadyError
 
 _MOST_ADDRESSES = 8
+_LONGEST_HEAD = 64 << 10
 _EXPIRED, _NOT_YET, _WRONG_NAME, _WRONG_ADDRESS = 10, 9, 62, 64
 """OpenSSL's codes of why a certificate is not trusted."""
 _PARTIAL_CHAIN = 0x80000
@@ -102,6 +105,64 @@ def connect(place: Place, timeout_s: float, start_hint: str) -> socket.socket:
         raise NotReadyError(f"{place} cannot be reached: {reason}", hint=start_hint, check="port") from error
 
 
+# ---------------------------------------------------------------------------------------------------- the plan's proxy
+
+
+class Route(NamedTuple):
+    """How connections to a place are made."""
+
+    place: Place
+    proxy: Proxy | None
+    timeout_s: float
+    start_hint: str
+
+    def dial(self) -> socket.socket:
+        """A connection, in a tunnel where TLS goes through a proxy. Raises DoctorError."""
+        if self.proxy is None:
+            return connect(self.place, self.timeout_s, self.start_hint)
+        try:
+            connected = connect(Place(self.proxy.host, self.proxy.port, False), self.timeout_s, "")
+        except NotReadyError as error:
+            raise proxy_failed(self.proxy, str(error)) from None
+        if self.place.encrypted:
+            try:
+                _tunnel(connected, self.proxy, self.place)
+            except BaseException:
+                connected.close()
+                raise
+        return connected
+
+
+def proxy_failed(proxy: Proxy, seen: str) -> NotReadyError:
+    """The fault of the proxy that the plan names."""
+    said = "local proxy failed" if is_this_host(proxy.host) else "proxy failed"
+    return NotReadyError(
+        f"{said}: requests go through {proxy.place} as the plan says, and {seen}",
+        hint="start the proxy, or take `proxy` out of the channel",
+        check="proxy",
+    )
+
+
+def _tunnel(connected: socket.socket, proxy: Proxy, place: Place) -> None:
+    """Ask for a tunnel (RFC 9110, 9.3.6). Raises NotReadyError."""
+    head = b""
+    try:
+        connected.sendall(f"CONNECT {place} HTTP/1.1\r\nhost: {place}\r\nuser-agent: infersiege\r\n\r\n".encode())
+        while b"\r\n\r\n" not in head and len(head) < _LONGEST_HEAD:
+            part = connected.recv(1 if head.endswith((b"\r", b"\n")) else 64)
+            if not part:
+                break
+            head += part
+    except OSError as error:
+        raise proxy_failed(proxy, f"it gives no answer to CONNECT: {error.strerror or 'too late'}") from None
+    found = re.match(rb"HTTP/1\.[01] ([1-5]\d\d)(?: ([^\r\n]*))?\r?\n", head)
+    if found is None:
+        raise proxy_failed(proxy, "it does not speak HTTP")
+    status = int(found[1])
+    if not 200 <= status < 300:
+        raise proxy_failed(proxy, f"it {tunnel_refusal(status, (found[2] or b'').decode('latin-1')[:60])}")
+
+
 # ---------------------------------------------------------------------------------------------------- TLS
 
 
@@ -177,25 +238,25 @@ class Certificate(NamedTuple):
         return f"for {named}, issued by {self.issuer}{until}"
 
 
-def handshake(place: Place, tls: ssl.SSLContext, timeout_s: float, start_hint: str) -> tuple[str, Certificate | None]:
+def handshake(way: Route, tls: ssl.SSLContext) -> tuple[str, Certificate | None]:
     """(TLS version, certificate) of one connection. A certificate that is not verified is None here: see `presented`.
 
     Raises DoctorError.
     """
-    plain = connect(place, timeout_s, start_hint)
-    plain.settimeout(timeout_s)
-    with closing(encrypted(plain, place, tls)) as connection:
+    plain = way.dial()
+    plain.settimeout(way.timeout_s)
+    with closing(encrypted(plain, way.place, tls)) as connection:
         told = connection.getpeercert()
         return connection.version() or "TLS", _certificate(told) if told else None
 
 
-def presented(place: Place, timeout_s: float) -> Certificate | None:
+def presented(way: Route) -> Certificate | None:
     """The certificate that the server shows, trusted or not; None when it can't be had."""
     try:
         anybody = tls_context(None, insecure=True)
         with (
-            socket.create_connection((place.host, place.port), timeout_s) as plain,
-            anybody.wrap_socket(plain, server_hostname=place.host) as connection,
+            way.dial() as plain,
+            anybody.wrap_socket(plain, server_hostname=way.place.host) as connection,
         ):
             raw = connection.getpeercert(binary_form=True)
         if raw is None:
@@ -206,11 +267,11 @@ def presented(place: Place, timeout_s: float) -> Certificate | None:
         itself.verify_flags = ssl.VerifyFlags(_PARTIAL_CHAIN | _NO_CHECK_TIME)
         itself.load_verify_locations(cadata=raw)
         with (
-            socket.create_connection((place.host, place.port), timeout_s) as plain,
-            itself.wrap_socket(plain, server_hostname=place.host) as connection,
+            way.dial() as plain,
+            itself.wrap_socket(plain, server_hostname=way.place.host) as connection,
         ):
             told = connection.getpeercert()
-    except (OSError, ValueError):
+    except (OSError, ValueError, DoctorError):
         return None
     return _certificate(told) if told else None
 

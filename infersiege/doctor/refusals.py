@@ -7,9 +7,10 @@ from http import HTTPStatus
 from typing import NoReturn
 
 from infersiege.channels.faults import ServerError, class_of_status, server_error
+from infersiege.channels.proxy import proxy_refusal
 from infersiege.doctor.http import Reply
 from infersiege.doctor.models import base_url_that_works
-from infersiege.doctor.reach import is_this_host
+from infersiege.doctor.reach import is_this_host, proxy_failed
 from infersiege.doctor.target import Target, is_page, json_of
 from infersiege.records import ErrorClass
 
@@ -47,6 +48,11 @@ def refused(target: Target, reply: Reply, what: str) -> NoReturn:
     said = _said(target, reply, error)
     seen = f"{reply.url} answers {status} to {what}{said}"
     words = reply.body[:65_536].decode("utf-8", "replace") if reply.encoding is None else ""
+    if target.proxy is not None and not target.place.encrypted:
+        refusal = proxy_refusal(status, reply.headers)
+        if refusal is not None:
+            failed = proxy_failed(target.proxy, f"it {refusal}; {seen}")
+            target.fail(str(failed), failed.hint, check=failed.check, passing=True)
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
         target.fail(f"a proxy in between wants credentials; {seen}", "infersiege connects directly: who intercepts it?")
     if status in (401, 402, 403, 429) and _QUOTA.search(words):

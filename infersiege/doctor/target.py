@@ -10,10 +10,12 @@ import msgspec
 
 from infersiege.channels import DIALECTS, PROFILES, Dialect, Profile
 from infersiege.channels.profiles import key_headers
+from infersiege.channels.proxy import proxy_of
+from infersiege.channels.server_facts import facts_of
 from infersiege.channels.url import endpoint_url, models_url, root_url
 from infersiege.doctor.findings import DoctorError, NotReadyError, fit
 from infersiege.doctor.http import Hear, Limits, Reply, fetch
-from infersiege.doctor.reach import Place, place_of, tls_context
+from infersiege.doctor.reach import Place, Route, place_of, tls_context
 from infersiege.errors import InfersiegeError
 from infersiege.plan.schema import Channel
 from infersiege.redact import Secrets
@@ -44,12 +46,17 @@ class Target:
         base = channel.base_url or ""
         self.url = endpoint_url(base, self.dialect.path)
         self.models_url = models_url(base) if self.profile.models_path else None
+        self.proxy = proxy_of(channel.proxy) if channel.proxy is not None else None
         self.key = key
         self.tls: ssl.SSLContext = tls_context(channel.ca, channel.insecure)
 
     @property
     def place(self) -> Place:
         return place_of(self.url)
+
+    @property
+    def way(self) -> Route:
+        return Route(self.place, self.proxy, self.limits.connect_s, self.start_hint)
 
     @property
     def is_local_engine(self) -> bool:
@@ -59,7 +66,7 @@ class Target:
     @property
     def key_source(self) -> str | None:
         """The variable or file that the plan names."""
-        return self.channel.api_key_env or self.channel.api_key_file
+        return self.channel.api_key_env or self.channel.api_key_file or self.channel.from_file
 
     @property
     def start_hint(self) -> str:
@@ -112,6 +119,7 @@ class Target:
                 tls=self.tls,
                 limits=self.limits,
                 start_hint=self.start_hint,
+                proxy=self.proxy,
                 listener=listener,
             )
         except DoctorError as error:
@@ -133,6 +141,18 @@ class Target:
         value = self.json(self.beside(path))
         version = value.get(key) if isinstance(value, dict) else None
         return fit(version, self.secrets)[:100] if isinstance(version, str) and version else None
+
+    def launch_facts(self) -> dict[str, str]:
+        """How the engine was started, where it tells: names and values for `ChannelFacts.details`. Never raises."""
+        found: dict[str, str] = {}
+        for page in self.profile.facts_paths:
+            try:
+                reply = self.fetch("GET", self.beside(page.path))
+            except InfersiegeError:
+                continue
+            if reply.status == 200:
+                found |= facts_of(page, reply.body)
+        return {name: fit(value, self.secrets) for name, value in found.items()}
 
 
 def json_of(body: bytes) -> Any:
