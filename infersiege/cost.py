@@ -86,6 +86,18 @@ def billed_output_tokens(turn: TurnRecord) -> int:
     return tokens if _complete(turn) else max(tokens, turn.chunks)
 
 
+def is_billed(turn: TurnRecord) -> bool:
+    """Whether a server bills the turn: it was sent whole, and not refused."""
+    if turn.sent_end_ns is None or turn.outcome in (Outcome.SKIPPED, Outcome.LOST):
+        return False
+    return turn.http_status is None or turn.http_status < _REFUSED
+
+
+def billed_tokens(turn: TurnRecord) -> int:
+    """Input and output tokens that a turn used up, by the counts that it is priced with; 0: it is not billed."""
+    return _prompt_tokens(turn) + billed_output_tokens(turn) if is_billed(turn) else 0
+
+
 def cost_of(turn: TurnRecord, price: Prices | None) -> TurnCost:
     """What a turn cost by its tokens.
 
@@ -94,9 +106,7 @@ def cost_of(turn: TurnRecord, price: Prices | None) -> TurnCost:
     estimated: the prompt as the trace gives it, else by its size; the output by its text; an unknown share of cached
     tokens is 0, so that the estimate is not below the bill.
     """
-    if price is None or turn.sent_end_ns is None or turn.outcome in (Outcome.SKIPPED, Outcome.LOST):
-        return TurnCost(None, None)
-    if turn.http_status is not None and turn.http_status >= _REFUSED:
+    if price is None or not is_billed(turn):
         return TurnCost(None, None)
     told = turn.prompt_tokens is not None and turn.tokens_from is TokensFrom.USAGE and _complete(turn)
     for count, own in ((turn.cached_tokens, price.cached), (turn.cache_write_tokens, price.cache_write)):

@@ -332,8 +332,8 @@ FAULTS = [
     (
         "key of later, in a table",
         '"m"',
-        '"m"\nbudget = {cost = 1.0}',
-        "plan.toml:6: channel.local.budget.cost: is not there yet (planned: budgets)",
+        '"m"\nrate_limit = {requests_per_minute = 60}',
+        "plan.toml:6: channel.local.rate_limit.requests_per_minute: is not there yet (planned: rate limits)",
     ),
     ("no model", 'model = "m"\n', "", "plan.toml:3: channel.local.model: is missing; model name to ask for"),
     ("no channel", CHANNEL, "", "plan.toml: channel: is missing; write [channel.NAME]: where requests go"),

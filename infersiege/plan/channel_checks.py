@@ -16,7 +16,7 @@ from infersiege.errors import InfersiegeError, UsageError
 from infersiege.plan.defaults import CLOUDS, default_base_url, local_file
 from infersiege.plan.faults import Faults
 from infersiege.plan.locate import KeyPath
-from infersiege.plan.schema import Channel, Price
+from infersiege.plan.schema import Budget, Channel, Price
 from infersiege.redact import api_key
 
 if TYPE_CHECKING:
@@ -86,7 +86,23 @@ def _channel(draft: Draft, name: str, channel: Channel) -> None:
             faults.add((*here, "ca"), fault)
     if channel.price is not None and faults.ok(*here, "price"):
         _price(faults, (*here, "price"), channel.price, channel.engine if faults.ok(*here, "engine") else "")
+    if channel.budget is not None and faults.ok(*here, "budget"):
+        _budget(faults, (*here, "budget"), channel.budget, channel.price)
     _key(draft, here, channel)
+
+
+def _budget(faults: Faults, here: KeyPath, budget: Budget, price: Price | None) -> None:
+    """A budget limits something, and what it limits can be counted."""
+    if budget.cost is None and budget.tokens is None and budget.requests is None:
+        faults.add(here, "limits nothing; write cost, tokens or requests")
+    if budget.cost is None or not faults.ok(*here, "cost") or not faults.ok(*here[:-1], "price"):
+        return
+    if price is not None and price.gpu_hour is not None:
+        faults.add(
+            (*here, "cost"), "counts tokens, and the channel is paid by the hour; limit the run's duration instead"
+        )
+    elif price is None:
+        faults.add((*here, "cost"), "can't be counted without a price; write price = {input = …, output = …}")
 
 
 def _price(faults: Faults, here: KeyPath, price: Price, engine: str) -> None:

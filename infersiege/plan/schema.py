@@ -82,11 +82,18 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Stops all workers when used up."""
+    """Ends the run on all workers when used up; turns that are on their way then may still end."""
 
-    cost: Annotated[float | None, _meta("Money", later="budgets", at_least=0)] = None
-    tokens: Annotated[int | None, _meta("Input and output tokens", unit="tokens", later="budgets", at_least=1)] = None
-    requests: Annotated[int | None, _meta("Requests", unit="requests", later="budgets", at_least=1)] = None
+    cost: Annotated[
+        float | None, _meta("Money by the channel's prices for tokens", unit="currency", at_least=1e-6, at_most=1e9)
+    ] = None
+    tokens: Annotated[
+        int | None,
+        _meta("Input and output tokens, as far as servers bill them", unit="tokens", at_least=1, at_most=1_000 * MANY),
+    ] = None
+    requests: Annotated[
+        int | None, _meta("Requests, each retry counted", unit="requests", at_least=1, at_most=MANY)
+    ] = None
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from infersiege.records.messages import (
     ClockPing,
     Drain,
     Go,
+    Grant,
     Hello,
     Lease,
     OpenTurn,
@@ -20,6 +21,7 @@ from infersiege.records.messages import (
     Refusal,
     Report,
     Segment,
+    Spending,
 )
 from infersiege.records.rows import (
     ClientHealth,
@@ -35,6 +37,7 @@ from infersiege.records.session import (
     Turn,
 )
 from infersiege.records.summary import (
+    BudgetUse,
     Cost,
     Counts,
     Distribution,
@@ -62,6 +65,7 @@ __all__ = [
     "Ack",
     "Assignment",
     "BlockText",
+    "BudgetUse",
     "Bye",
     "ClientHealth",
     "ClockPing",
@@ -72,6 +76,7 @@ __all__ = [
     "ErrorClass",
     "EventRow",
     "Go",
+    "Grant",
     "GroupSummary",
     "Hello",
     "Lease",
@@ -87,6 +92,7 @@ __all__ = [
     "Segment",
     "SeriesRow",
     "Session",
+    "Spending",
     "StageResources",
     "StampSource",
     "Summary",

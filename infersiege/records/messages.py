@@ -74,6 +74,22 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
 
 
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """Master -> worker: what it may spend of each limit of the plan, in all since the start."""
+
+    totals: tuple[int, ...]
+    """Requests, tokens, or billionths of money, in the order of `swarm.budget.limits_of`."""
+
+
+class Spending(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker -> master: what it has spent of each limit, when it needs more and each second."""
+
+    spent: tuple[int, ...]
+    """In all since the start, as in `Grant.totals`."""
+    waiting: tuple[int, ...]
+    """Turns that are held back for want of a grant."""
+
+
 class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A session in play, so that the master can write its records if the worker dies."""
 

@@ -173,7 +173,7 @@ class SeriesRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of events.jsonl: stage changes, worker lost, clock step, interrupt, disk full."""
+    """A row of events.jsonl: stage changes, worker lost, clock step, interrupt, budget, disk full."""
 
     at_ns: int
     kind: str

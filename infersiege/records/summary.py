@@ -67,6 +67,21 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """That were paid by the hour."""
 
 
+class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What was used of one figure of a channel's budget, retries included, as the workers counted it."""
+
+    channel: str
+    kind: str
+    """`cost` (in the plan's currency), `tokens` or `requests`."""
+    amount: float
+    used: float
+    """Turns that were on their way when it was used up may take it above `amount`."""
+    lost: float = 0
+    """Part of `used` that lost workers may have spent: they had been granted it."""
+    ended_run: bool = False
+    """The load ended because this was used up."""
+
+
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One cut of the run: everything, or one scenario, channel or stage (None = all)."""
 
@@ -255,6 +270,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Of the whole run, all phases; None: no price, or one channel's cost is not known."""
     costs: tuple[Cost, ...] = ()
     """The same by channel, of those that have a price."""
+    budgets: tuple[BudgetUse, ...] = ()
+    """In the order of the plan; empty: it has none."""
     resources: tuple[StageResources, ...] = ()
     """One per stage; empty: no GPU and no engine was watched."""
     telemetry: TelemetryAccount | None = None

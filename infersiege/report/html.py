@@ -37,6 +37,7 @@ EVENT_WORDS: Mapping[str, str] = {
     "worker_settled": "lost worker's turns accounted for",
     "worker_refused": "worker refused",
     "disk_full": "disk full",
+    "budget_used_up": "budget used up",
 }
 """Every kind of event that the master writes, in words (docs/rundir.md lists the same)."""
 

@@ -137,6 +137,7 @@ def read(run: RunDirectory) -> Rebuilt:
         summary,
         resources=found,
         telemetry=file.telemetry,
+        budgets=file.budgets,
         warnings=tuple(dict.fromkeys((*summary.warnings, *resources.warnings(found, watched), *damage))),
     )
     summary = settle(summary, {name: channel.price for name, channel in plan.channels.items()})

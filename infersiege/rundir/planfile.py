@@ -8,7 +8,7 @@ import msgspec
 
 from infersiege.errors import RunDirectoryError
 from infersiege.plan.schema import Plan
-from infersiege.records import SCHEMA_VERSION, TelemetryAccount, TraceAccount, WorkerSummary
+from infersiege.records import SCHEMA_VERSION, BudgetUse, TelemetryAccount, TraceAccount, WorkerSummary
 from infersiege.rundir.names import PLAN, run_stem
 
 
@@ -88,6 +88,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     workers_asked: int | None = None
     planned_turns: int | None = None
     """Turns of all started sessions, as the workers' farewells say; None: only the turns tell."""
+    budgets: tuple[BudgetUse, ...] = ()
+    """What was used of the plan's budgets, as the workers counted it; empty before the end, and without a budget."""
     invalid: tuple[str, ...] = ()
     """Reasons that only the master could see."""
     warnings: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from infersiege.plan.schema import Plan
+from infersiege.plan.values import format_duration
 from infersiege.records import WorkerSummary
 from infersiege.rundir import PlanFile, StageFacts
 from infersiege.swarm.ending import MasterResult
@@ -72,8 +73,9 @@ def final_facts(
         planned_turns=lost.planned_turns + sum(bye.planned_turns for bye in farewells),
         traces=source.accounts(started),
         workers=worker_summaries(result),
+        budgets=result.budgets,
         invalid=(*invalid, *_faults(result), *_unplayed(plan, result, sum(started.values()))),
-        warnings=(*file.warnings, *_drifts(result), *_spools(result)),
+        warnings=(*file.warnings, *_budget_ended(plan, result), *_drifts(result), *_spools(result)),
     )
 
 
@@ -97,12 +99,24 @@ def _faults(result: MasterResult) -> list[str]:
 def _unplayed(plan: Plan, result: MasterResult, started: int) -> list[str]:
     """A run that was to play so many sessions, and ended by itself with fewer."""
     asked = plan.run.stop.sessions if plan.run.stop is not None else None
-    if asked is None or plan.run.duration_ns is not None or result.interrupted or started >= asked:
+    budget = any(use.ended_run for use in result.budgets)
+    if asked is None or plan.run.duration_ns is not None or result.interrupted or started >= asked or budget:
         return []
     return [
         f"only {started} of {asked} sessions were played ({result.ending}); use a longer trace, or wrap = true, or ask "
         "for fewer"
     ]
+
+
+def _budget_ended(plan: Plan, result: MasterResult) -> list[str]:
+    """A run that its budget ended is as good as any, but shorter than what was asked for."""
+    ended = next((use for use in result.budgets if use.ended_run), None)
+    if ended is None or result.started_ns is None or result.load_ended_ns is None:
+        return []
+    after = f"after {(result.load_ended_ns - result.started_ns) / 1e9:.1f} s of load"
+    duration_ns = plan.run.duration_ns
+    instead = "before all sessions were played" if duration_ns is None else f"not {format_duration(duration_ns)}"
+    return [f"{result.ending}: the run ended {after}, {instead}; figures are of the steady time until then"]
 
 
 def _drifts(result: MasterResult) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gevent.event import Event
@@ -25,6 +26,8 @@ class RunControl:
         """No turn starts any more."""
         self.reason = Reason.RUN_END
         """Why, for the records of what is cut."""
+        self.on_close: list[Callable[[], None]] = []
+        """Called when no turn starts any more; must not yield."""
         self.drain_end_ns: int | None = None
         """Open turns are cancelled then."""
         self._lease_end_ns = 0
@@ -48,6 +51,8 @@ class RunControl:
         self.closing.set()
         self.go.set()
         self._alarm.wake_all()
+        for wake in self.on_close:
+            wake()
 
     def leased(self) -> bool:
         return time.monotonic_ns() < self._lease_end_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infersiege.records import Reason
+from infersiege.records import BudgetUse, Reason
 from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
 
@@ -29,6 +29,8 @@ class Ending:
     reason: Reason
     at_ns: int
     drain_ns: int
+    load_ended_ns: int | None = None
+    """Until when the load was the one that was asked for, where that is a little before."""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class MasterResult:
     """Epoch minus the master's monotonic clock."""
     interrupted: bool
     ending: str
+    budgets: tuple[BudgetUse, ...]
     fleet: Fleet
     intake: Intake
     lost: list[WorkerState]

@@ -27,10 +27,12 @@ from infersiege.records import (
     Refusal,
     Report,
     Segment,
+    Spending,
 )
 from infersiege.report.live import LiveView
 from infersiege.rundir import RunDirectory
 from infersiege.swarm import messages
+from infersiege.swarm.budget import Treasury, limits_of
 from infersiege.swarm.door import Door, Terms
 from infersiege.swarm.ending import Ending, MasterOptions, MasterResult
 from infersiege.swarm.engine import SiegeEnvironment
@@ -82,6 +84,7 @@ class Master:
         self.fleet = Fleet(expected=options.expected_workers)
         self.intake = Intake(run)
         self.figures = LiveFigures()
+        self.treasury = Treasury(limits_of(plan), workers=options.expected_workers)
         self.timeline: Timeline | None = None
         self._door = Door(self.fleet, terms, lambda worker, why: self.note("worker_refused", why, worker=worker))
         self._ending: Ending | None = None
@@ -123,11 +126,12 @@ class Master:
         ending = self._ending
         return MasterResult(
             started_ns=self._epoch(self.timeline.start_ns) if self.timeline else None,
-            load_ended_ns=self._epoch(ending.at_ns) if ending else None,
+            load_ended_ns=self._epoch(ending.load_ended_ns or ending.at_ns) if ending else None,
             ended_ns=self._epoch(time.monotonic_ns()),
             offset_ns=self.offset_ns,
             interrupted=self._interrupts > 0,
             ending=ending.why if ending else "never began",
+            budgets=self.treasury.uses(),
             fleet=self.fleet,
             intake=self.intake,
             lost=self._lost,
@@ -136,13 +140,12 @@ class Master:
     def interrupt(self) -> None:
         """Ctrl-C or SIGTERM: once to end the load, again to cancel what is open."""
         self._interrupts += 1
-        now_ns = time.monotonic_ns()
         if self._ending is None:
             drain_ns = min(INTERRUPT_DRAIN_NS, self.plan.load.drain_ns)
             self._end("interrupted", Reason.INTERRUPTED, drain_ns)
             self.view.say("interrupted: no more turns start, open ones get a moment; press Ctrl-C again to cut them")
         else:
-            self._ending.drain_ns = now_ns - self._ending.at_ns
+            self._ending.drain_ns = time.monotonic_ns() - self._ending.at_ns
             self._broadcast(Drain(duration_ns=0, reason=Reason.INTERRUPTED))
 
     def _open(self) -> None:
@@ -159,6 +162,7 @@ class Master:
         messages.on(self._runner, Report, self._on_report)
         messages.on(self._runner, Segment, self._on_segment)
         messages.on(self._runner, Bye, self._on_bye)
+        messages.on(self._runner, Spending, self._on_spending)
         self.fleet.spawn(
             self.options.local_workers,
             address=f"{'127.0.0.1' if host in ANY_HOST else host}:{self._runner.server.port}",
@@ -212,11 +216,13 @@ class Master:
             return
         now_ns = time.monotonic_ns()
         self.timeline = Timeline.of(self.plan, start_ns=now_ns + LEAD_NS)
-        for worker in self.fleet.alive():
+        alive = self.fleet.alive()
+        for worker in alive:
             worker.last_seen_ns = now_ns
+            messages.send(self._runner, self.treasury.first(worker.name, now_ns), worker.node_id)
         self._renew_lease(now_ns)
         self._broadcast(Go(start_ns=self.timeline.start_ns))
-        gevent.spawn(self._runner.start, len(self.fleet.alive()), 100)
+        gevent.spawn(self._runner.start, len(alive), 100)
         begun(self._epoch(self.timeline.start_ns))
         self.note("stage_started", f"{STAGE}: {self.plan.load.mode} load", stage=STAGE)
 
@@ -254,8 +260,7 @@ class Master:
         self.note("steady_started", detail, stage=STAGE, at_ns=timeline.steady_ns)
 
     def _check_end(self, now_ns: int) -> None:
-        alive = self.fleet.alive()
-        timeline = self.timeline
+        alive, timeline = self.fleet.alive(), self.timeline
         if timeline is None:
             return
         if self.intake.disk_error is not None:
@@ -263,14 +268,17 @@ class Master:
             self._end("the run directory can't be written", Reason.RUN_END, 0)
         elif not alive:
             self._end("no worker is left", Reason.WORKER_LOST, 0)
+        elif (spent := self.treasury.used_up(now_ns, timeline.load_end_ns)) is not None:
+            self.note("budget_used_up", spent.detail, stage=STAGE, at_ns=spent.since_ns)
+            self._end(spent.why, Reason.BUDGET, self.plan.load.drain_ns, load_ended_ns=spent.since_ns)
         elif timeline.load_end_ns is not None and now_ns >= timeline.load_end_ns:
             self._end("duration is over", Reason.RUN_END, self.plan.load.drain_ns)
         elif all(worker.report is not None and worker.report.finished for worker in alive):
             self._end("all sessions were played", Reason.RUN_END, self.plan.load.drain_ns)
 
-    def _end(self, why: str, reason: Reason, drain_ns: int) -> None:
-        self._ending = Ending(why, reason, time.monotonic_ns(), drain_ns)
-        self.note("load_ended", why, stage=STAGE)
+    def _end(self, why: str, reason: Reason, drain_ns: int, *, load_ended_ns: int | None = None) -> None:
+        self._ending = Ending(why, reason, time.monotonic_ns(), drain_ns, load_ended_ns)
+        self.note("load_ended", why, stage=STAGE, at_ns=load_ended_ns)
         self._broadcast(Drain(duration_ns=drain_ns, reason=reason))
 
     def _drain(self) -> None:
@@ -329,6 +337,13 @@ class Master:
             worker.lost_at_ns = time.monotonic_ns()
             self._lose(worker)
 
+    def _on_spending(self, node_id: str, spending: Spending) -> None:
+        worker = self.fleet.seen(node_id)
+        if worker is not None and worker.alive:
+            grant = self.treasury.told(worker.name, spending, time.monotonic_ns())
+            if grant is not None and self._ending is None:
+                messages.send(self._runner, grant, node_id)
+
     # ------------------------------------------------------------------------------------------------- what goes out
 
     def _broadcast(self, message: Drain | Go | Lease | Refusal) -> None:
@@ -343,6 +358,7 @@ class Master:
     def _lose(self, worker: WorkerState) -> None:
         self._lost.append(worker)
         self.figures.drop(worker.name)
+        self.treasury.lose(worker.name)
         self.publisher.lost(worker.name)
         process = self.fleet.processes.get(worker.name)
         if process is not None and process.poll() is None:

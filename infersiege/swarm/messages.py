@@ -25,6 +25,8 @@ NAMES: dict[type[msgspec.Struct], str] = {
     records.ClockPing: f"{PREFIX}clock",
     records.Go: f"{PREFIX}go",
     records.Lease: f"{PREFIX}lease",
+    records.Grant: f"{PREFIX}grant",
+    records.Spending: f"{PREFIX}spending",
     records.Report: f"{PREFIX}report",
     records.Segment: f"{PREFIX}segment",
     records.Ack: f"{PREFIX}ack",

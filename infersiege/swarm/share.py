@@ -13,6 +13,7 @@ from infersiege.metrics.windows import windows
 from infersiege.plan.schema import Plan
 from infersiege.records import Assignment, ErrorClass, OpenTurn, Reason, TurnRecord, WindowRow
 from infersiege.schedule import Pacer, Ticket, ramp_offsets, users_share
+from infersiege.swarm.budget import Purse, limits_of
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import Ledger, OpenSession
 from infersiege.swarm.player import PreparedSession, SessionPlayer
@@ -90,7 +91,9 @@ class WorkerShare:
         self._since_last: list[TurnRecord] = []
         self.ledger.listeners.append(self._since_last.append)
         self.turns = TurnPlayer(self.ledger, offset_ns=offset_ns)
-        self._player = SessionPlayer(self.turns, control, offset_ns=offset_ns, seed=plan.run.seed)
+        self.purse = Purse(limits_of(plan))
+        control.on_close.append(self.purse.wake)
+        self._player = SessionPlayer(self.turns, control, offset_ns=offset_ns, seed=plan.run.seed, purse=self.purse)
         self._routes = Routes(plan, environ, place=assignment.place, members=assignment.members)
         self._clock = StampClock()
         self._decoder_loop = DecoderLoop(self._clock)

@@ -30,6 +30,7 @@ from infersiege.records import (
     ClockPing,
     Drain,
     Go,
+    Grant,
     Hello,
     Lease,
     Ready,
@@ -115,6 +116,7 @@ class Worker:
             background = [
                 gevent.spawn(self._each, HEARTBEAT_S, self._beat),
                 gevent.spawn(self._each, REPORT_S, self._report),
+                gevent.spawn(self._each, 0.0, self._ask_for_grants),
             ]
             self._health.start()
             self._draining.wait()
@@ -145,6 +147,7 @@ class Worker:
         messages.on(self._runner, Go, self._on_go)
         messages.on(self._runner, Lease, lambda _, lease: self._control.renew(lease.duration_ns))
         messages.on(self._runner, Ack, self._on_ack)
+        messages.on(self._runner, Grant, self._on_grant)
         messages.on(self._runner, Drain, self._on_drain)
         self._runner.greenlet.spawn(self._watch_quit)
         return True
@@ -251,6 +254,10 @@ class Worker:
             self._spool.acknowledge(ack.sequence)
             self._shipped_at_ns.pop(ack.sequence, None)
 
+    def _on_grant(self, _: str, grant: Grant) -> None:
+        if self.share is not None:
+            self.share.purse.grant(grant)
+
     def _on_drain(self, _: str, drain: Drain) -> None:
         self._control.close(drain.reason, drain.duration_ns)
         self._draining.set()
@@ -301,6 +308,17 @@ class Worker:
             finished=share.finished(),
         )
         messages.send(self._runner, report)
+        self._tell_spending(share)
+
+    def _ask_for_grants(self) -> None:
+        if self.share is not None:
+            self.share.purse.asking.wait()
+            self._tell_spending(self.share)
+
+    def _tell_spending(self, share: WorkerShare) -> None:
+        spending = share.purse.spending()
+        if spending is not None:
+            messages.send(self._runner, spending)
 
     def _ship(self) -> None:
         """Send new segments, and again those that were not acknowledged in time."""
