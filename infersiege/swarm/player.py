@@ -10,10 +10,9 @@ import msgspec
 
 from infersiege.channels.routing import back_off_ns, fails_over, is_refused, jitter_of
 from infersiege.records import Outcome, Reason, TurnRecord
-from infersiege.swarm.budget import Purse
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import OpenSession, request_id_of
-from infersiege.swarm.routes import Clients, Leg, Route, Way
+from infersiege.swarm.routes import Clients, Route, Way
 from infersiege.swarm.turns import Played, TurnPlayer
 from infersiege.traces.conversation import Conversation, PreparedTurn
 from infersiege.wire.exchange import Request
@@ -73,12 +72,9 @@ class Tries:
 class SessionPlayer:
     """Plays prepared sessions on this worker."""
 
-    def __init__(
-        self, turns: TurnPlayer, control: RunControl, *, offset_ns: int, seed: int = 0, purse: Purse | None = None
-    ) -> None:
-        """`seed`: of the jitter between retries. `purse`: what may be spent; None: there is no budget."""
+    def __init__(self, turns: TurnPlayer, control: RunControl, *, offset_ns: int, seed: int = 0) -> None:
+        """`seed`: of the jitter between retries."""
         self._seed = seed
-        self._purse = purse or Purse()
         self._turns = turns
         self._control = control
         self._offset_ns = offset_ns
@@ -113,13 +109,10 @@ class SessionPlayer:
                 return last
             # Built before it is due: writing 100 KB of JSON must not make it late.
             likely = session.way.likely
-            early = (likely, session.way.request(likely, turn, self._request_id(opened, turn)))
-            if not self._control.wait_until(max(due_ns, session.not_before_ns)):
+            early = {likely: session.way.request(likely, turn, self._request_id(opened, turn))}
+            if not (self._control.wait_until(max(due_ns, session.not_before_ns)) and self._control.may_start()):
                 return last
-            leg = self._next_leg(session.way)
-            if leg is None:
-                return last
-            played, record = self._play_turn(session, turn, leg, clients, early)
+            played, record = self._play_turn(session, turn, clients, early)
             due_ns = played.ended_ns
             last = record
             if last.outcome is Outcome.CANCELLED:
@@ -132,40 +125,40 @@ class SessionPlayer:
         return last
 
     def _play_turn(
-        self, session: PreparedSession, turn: PreparedTurn, leg: Leg, clients: Clients, early: tuple[Route, Request]
+        self, session: PreparedSession, turn: PreparedTurn, clients: Clients, early: dict[Route, Request]
     ) -> tuple[Played, TurnRecord]:
         """Send a turn, again and elsewhere as its channel says. (last attempt, the turn's record, which is closed).
 
-        `early`: a request that was built before the turn was due, and the route that it is for.
+        `early`: the request that was built before the turn was due, by the route that it is for.
         """
         opened, way, ledger = session.opened, session.way, self._turns.ledger
         tries, record = Tries(), None
+        leg = way.next()
         opened.channel = leg.route.labels
         ledger.start(opened, self._request_id(opened, turn), time.monotonic_ns() + self._offset_ns)
         tried, retries = [leg.part], 0
         try:
             while True:
                 route = leg.route
-                request = early[1] if early[0] is route else way.request(route, turn, self._request_id(opened, turn))
-                early = (route, request)
+                request = early.get(route) or way.request(route, turn, self._request_id(opened, turn))
+                early = {}  # A refusal may bring a cookie, too.
                 played = self._turns.attempt(
                     opened, turn, leg, request, clients.of(route), way.kept(route), reason=lambda: self._control.reason
                 )
                 tries.add(played.record)
-                self._purse.paid(played.record)
                 if played.killed is not None:
                     raise played.killed
                 if not played.before_first_token:
                     break
                 if retries < route.channel.retries and is_refused(played.record.error_class, played.record.http_status):
                     retries += 1
-                    tries.retry_cut = not self._wait_to_retry(played.record, retries)
-                    if tries.retry_cut:
+                    tries.retry_cut = True  # Also when this greenlet is stopped while it waits.
+                    if not self._wait_to_retry(played.record, retries):
                         break
-                    tries.retried = True
+                    tries.retry_cut, tries.retried = False, True
                     continue
                 following = way.after_failure(tried) if fails_over(played.record.error_class) else None
-                if following is None or not self._may_send(following.route.labels.name):
+                if following is None or not self._control.may_start():
                     break
                 leg, retries, tries.failed_over = following, 0, True
                 tried.append(leg.part)
@@ -174,32 +167,15 @@ class SessionPlayer:
             record = tries.record()
             if record is not None:
                 ledger.close(opened, record)
-        way.served = leg.part
+        if not played.before_first_token:
+            way.served = leg.part
         return played, record or played.record
 
     def _wait_to_retry(self, refused: TurnRecord, retry: int) -> bool:
         """Wait before the next attempt. False: the load is over, there is none."""
         jitter = jitter_of(self._seed, refused.request_id, retry)
         wait_ns = back_off_ns(retry, refused.retry_after_ns, jitter)
-        return self._control.wait_until(time.monotonic_ns() + wait_ns) and self._may_send(refused.channel)
-
-    def _next_leg(self, way: Way) -> Leg | None:
-        """Where the next turn goes, with leave to send it there at once. None: the load is over."""
-        while self._control.may_start():
-            leg = way.next()
-            channel = leg.route.labels.name
-            if self._purse.take(channel):
-                return leg
-            self._purse.wait(channel)  # Meanwhile another part of a hybrid channel may have become the right one.
-        return None
-
-    def _may_send(self, channel: str) -> bool:
-        """Wait for leave to send a request at once. False: the load is over."""
-        while self._control.may_start():
-            if self._purse.take(channel):
-                return True
-            self._purse.wait(channel)
-        return False
+        return self._control.wait_until(time.monotonic_ns() + wait_ns) and self._control.may_start()
 
     def _request_id(self, opened: OpenSession, turn: PreparedTurn) -> str:
         return request_id_of(self._turns.ledger.run_id, opened.session_id, turn.index)
