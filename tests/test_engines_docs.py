@@ -20,6 +20,7 @@ from infersiege.plan.load import load_plan
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "engines.md"
+README, CHINESE = "README.md", "README.zh-CN.md"
 SOURCES = {"runs": "runs of it", "source": "its source", "documents": "its documents", "nothing": "nothing is known"}
 SECTIONS = {"generic": "Any other server", "tgi": "Text Generation Inference (TGI)"}
 """Headings that are not the profile's title."""
@@ -215,6 +216,44 @@ def test_a_section_tells_what_the_engine_does_not(name: str) -> None:
         if word not in PROFILES[name].metrics:
             assert re.search(rf"\bno\b[^.]*{spelled}", text, re.IGNORECASE), f"{name}: {word} is missing, and unsaid"
     assert "cached" in text.lower()
+
+
+# ------------------------------------------------------------------------------------------------ the page in Chinese
+
+
+def shell_lines(path: Path) -> list[str]:
+    """Lines of the shell blocks, without comments."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for raw in block.splitlines() if (line := re.sub(r"\s+#.*", "", raw).strip())]
+
+
+def test_the_two_readmes_lead_to_each_other() -> None:
+    english, chinese = ((ROOT / name).read_text(encoding="utf-8").splitlines() for name in (README, CHINESE))
+    assert any(f"]({CHINESE})" in line for line in english[:5])
+    assert any(f"]({README})" in line for line in chinese[:5])
+
+
+def test_the_chinese_readme_has_the_commands_of_the_english_one() -> None:
+    """The main job: what it leaves out is named here; what it adds is an engine's and a cloud's address."""
+    english, chinese = shell_lines(ROOT / README), shell_lines(ROOT / CHINESE)
+    left_out = {
+        "infersiege run examples/plans/vllm.toml",  # there with the address from the environment
+        "locust -f locustfiles/short_qa.py --headless -u 20 -r 2 -t 60s --host http://127.0.0.1:8000/v1 --model NAME",
+    }
+    assert [line for line in english if line not in chinese and line not in left_out] == []
+    added = [line for line in chinese if line not in english]
+    assert all(re.match(r"export |infersiege (doctor|run) |infersiege-agent engine ", line) for line in added), added
+
+
+def test_the_chinese_readme_covers_the_main_job() -> None:
+    text = (ROOT / CHINESE).read_text(encoding="utf-8")
+    for word in ("make demo", "doctor", "gate", "report", "Grafana", "TAOTOKEN_API_KEY", "https://taotoken.net/api"):
+        assert word in text
+    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", text, flags=re.DOTALL)
+    paragraphs = [
+        one for one in re.split(r"\n\s*\n", prose) if one.strip() and not one.lstrip().startswith(("#", "!["))
+    ]
+    assert all(re.search(r"[\u4e00-\u9fff]", one) for one in paragraphs), "a paragraph was left in English"
 
 
 if __name__ == "__main__":
