@@ -10,9 +10,10 @@ import msgspec
 
 from infersiege.channels.routing import back_off_ns, fails_over, is_refused, jitter_of
 from infersiege.records import Outcome, Reason, TurnRecord
+from infersiege.swarm.budget import Purse
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import OpenSession, request_id_of
-from infersiege.swarm.routes import Clients, Route, Way
+from infersiege.swarm.routes import Clients, Leg, Route, Way
 from infersiege.swarm.turns import Played, TurnPlayer
 from infersiege.traces.conversation import Conversation, PreparedTurn
 from infersiege.wire.exchange import Request
@@ -72,9 +73,12 @@ class Tries:
 class SessionPlayer:
     """Plays prepared sessions on this worker."""
 
-    def __init__(self, turns: TurnPlayer, control: RunControl, *, offset_ns: int, seed: int = 0) -> None:
-        """`seed`: of the jitter between retries."""
+    def __init__(
+        self, turns: TurnPlayer, control: RunControl, *, offset_ns: int, seed: int = 0, purse: Purse | None = None
+    ) -> None:
+        """`seed`: of the jitter between retries. `purse`: what may be spent; None: there is no budget."""
         self._seed = seed
+        self._purse = purse or Purse()
         self._turns = turns
         self._control = control
         self._offset_ns = offset_ns
@@ -110,9 +114,12 @@ class SessionPlayer:
             # Built before it is due: writing 100 KB of JSON must not make it late.
             likely = session.way.likely
             early = {likely: session.way.request(likely, turn, self._request_id(opened, turn))}
-            if not (self._control.wait_until(max(due_ns, session.not_before_ns)) and self._control.may_start()):
+            if not self._control.wait_until(max(due_ns, session.not_before_ns)):
                 return last
-            played, record = self._play_turn(session, turn, clients, early)
+            leg = self._next_leg(session.way)
+            if leg is None:
+                return last
+            played, record = self._play_turn(session, turn, leg, clients, early)
             due_ns = played.ended_ns
             last = record
             if last.outcome is Outcome.CANCELLED:
@@ -125,7 +132,7 @@ class SessionPlayer:
         return last
 
     def _play_turn(
-        self, session: PreparedSession, turn: PreparedTurn, clients: Clients, early: dict[Route, Request]
+        self, session: PreparedSession, turn: PreparedTurn, leg: Leg, clients: Clients, early: dict[Route, Request]
     ) -> tuple[Played, TurnRecord]:
         """Send a turn, again and elsewhere as its channel says. (last attempt, the turn's record, which is closed).
 
@@ -133,7 +140,6 @@ class SessionPlayer:
         """
         opened, way, ledger = session.opened, session.way, self._turns.ledger
         tries, record = Tries(), None
-        leg = way.next()
         opened.channel = leg.route.labels
         ledger.start(opened, self._request_id(opened, turn), time.monotonic_ns() + self._offset_ns)
         tried, retries = [leg.part], 0
@@ -146,6 +152,7 @@ class SessionPlayer:
                     opened, turn, leg, request, clients.of(route), way.kept(route), reason=lambda: self._control.reason
                 )
                 tries.add(played.record)
+                self._purse.paid(played.record)
                 if played.killed is not None:
                     raise played.killed
                 if not played.before_first_token:
@@ -158,7 +165,7 @@ class SessionPlayer:
                     tries.retry_cut, tries.retried = False, True
                     continue
                 following = way.after_failure(tried) if fails_over(played.record.error_class) else None
-                if following is None or not self._control.may_start():
+                if following is None or not self._may_send(following.route.labels.name):
                     break
                 leg, retries, tries.failed_over = following, 0, True
                 tried.append(leg.part)
@@ -175,7 +182,25 @@ class SessionPlayer:
         """Wait before the next attempt. False: the load is over, there is none."""
         jitter = jitter_of(self._seed, refused.request_id, retry)
         wait_ns = back_off_ns(retry, refused.retry_after_ns, jitter)
-        return self._control.wait_until(time.monotonic_ns() + wait_ns) and self._control.may_start()
+        return self._control.wait_until(time.monotonic_ns() + wait_ns) and self._may_send(refused.channel)
+
+    def _next_leg(self, way: Way) -> Leg | None:
+        """Where the next turn goes, with leave to send it there at once. None: the load is over."""
+        while self._control.may_start():
+            leg = way.next()
+            channel = leg.route.labels.name
+            if self._purse.take(channel):
+                return leg
+            self._purse.wait(channel)  # Meanwhile another part of a hybrid channel may have become the right one.
+        return None
+
+    def _may_send(self, channel: str) -> bool:
+        """Wait for leave to send a request at once. False: the load is over."""
+        while self._control.may_start():
+            if self._purse.take(channel):
+                return True
+            self._purse.wait(channel)
+        return False
 
     def _request_id(self, opened: OpenSession, turn: PreparedTurn) -> str:
         return request_id_of(self._turns.ledger.run_id, opened.session_id, turn.index)
