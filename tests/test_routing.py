@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from metrics_turns import facts, streamed, turn
+from swarm_rows import RUN_ID, run_in, session
 
 from infersiege.channels.affinity import MOST_COOKIES, Kept
 from infersiege.channels.answer import Answer
@@ -36,10 +37,16 @@ from infersiege.metrics.summary import summarise
 from infersiege.plan.hybrid_schema import Hybrid, Part
 from infersiege.plan.load import load_plan, plan_from_json, plan_json
 from infersiege.plan.schema import Channel, Load, Plan, Run, Stop, Workload
-from infersiege.records import ErrorClass, Outcome, TurnRecord
+from infersiege.records import ErrorClass, Hello, Outcome, Phase, TurnRecord
+from infersiege.swarm.fleet import WorkerState
+from infersiege.swarm.intake import Intake
+from infersiege.swarm.ledger import ChannelLabels, Ledger, workload_key
+from infersiege.swarm.losses import LossAccount
 from infersiege.swarm.player import Tries
 from infersiege.swarm.routes import Routes, cache_key_of, route_of, way_of
 from infersiege.swarm.source import SessionSource
+from infersiege.swarm.spool import Spool
+from infersiege.swarm.versions import boot_id
 from infersiege.traces.conversation import PreparedTurn
 from infersiege.wire.exchange import Request
 from infersiege.wire.framing import Framing, request_bytes
@@ -618,6 +625,31 @@ def test_a_session_that_moved_is_one_user() -> None:
     assert summary.groups[0].rates["users"] == pytest.approx(1.0)
     channels = [group for group in summary.groups if group.channel is not None]
     assert [(group.channel, group.rates["users"]) for group in channels] == [("cloud", None), ("local", None)]
+
+
+def test_a_dead_workers_turns_are_of_the_channel_that_had_them(tmp_path: Path) -> None:
+    """The session began on one part and was sent to another; its worker died with the second turn on its way."""
+    labels = {name: ChannelLabels(name=name, engine="e", dialect="d", model="m") for name in ("local", "cloud")}
+    run, spool = run_in(tmp_path / "run"), Spool(tmp_path / "spool", "w")
+    ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=spool, phase_of=lambda _: Phase.STEADY)
+    opened = session("s", 3)
+    opened.channel, opened.routed_by = labels["local"], "both"
+    ledger.take(opened)
+    assert ledger.sessions_taken == {workload_key("talk", "both"): 1}
+    opened.channel = labels["cloud"]
+    ledger.start(opened, "id", 1)
+    spool.close(remove=False)
+    hello = Hello(worker="w", host="h", pid=1, boot_id=boot_id(), versions={}, spool_dir=str(spool.directory))
+    state = WorkerState("node", hello, 0, last_seen_ns=0, lost_at_ns=1)
+    loss = LossAccount(Intake(run), run_id=RUN_ID, channels=labels).settle(state, [])
+    assert loss.sessions == {workload_key("talk", "both"): 1}
+    rows = [(row.turn, row.outcome, row.channel, row.routed_by) for row in run.read_turns()]
+    assert rows == [
+        (0, Outcome.LOST, "cloud", "both"),
+        (1, Outcome.SKIPPED, "cloud", "both"),
+        (2, Outcome.SKIPPED, "cloud", "both"),
+    ]
+    run.close()
 
 
 def test_rows_of_old_runs_are_read() -> None:

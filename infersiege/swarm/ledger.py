@@ -124,6 +124,7 @@ class Ledger:
                 request_id=request_id,
                 due_ns=session.due_ns,
                 attempt_ns=attempt_ns,
+                channel=session.channel.name if session.routed_by is not None else None,
             )
         )
 

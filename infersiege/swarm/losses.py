@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from infersiege.errors import InfersiegeError
 from infersiege.records import OpenTurn, Outcome, Reason, TurnRecord
 from infersiege.swarm.fleet import WorkerState
@@ -54,6 +56,8 @@ class LossAccount:
                     sessions[line.session_id] = line.taken
                 if line.started is not None:
                     started[line.session_id] = line.started
+                if line.channel is not None and line.session_id in sessions:
+                    sessions[line.session_id] = msgspec.structs.replace(sessions[line.session_id], channel=line.channel)
         elif worker.report is not None:
             for opened in worker.report.open_turns:
                 sessions[opened.session_id] = opened

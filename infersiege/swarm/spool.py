@@ -32,6 +32,8 @@ class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     request_id: str | None = None
     due_ns: int | None = None
     attempt_ns: int | None = None
+    channel: str | None = None
+    """Where a hybrid channel sent the turn; None: to the channel of the first line."""
 
 
 class Spool:
