@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infersiege.channels.url import endpoint_url
 from infersiege.errors import PlanError, UsageError
 from infersiege.plan.borrowed import BorrowError, Source, open_key_files, read, source_of, without_folder
 from infersiege.plan.faults import Faults
@@ -468,3 +470,12 @@ def test_a_hybrid_channel_borrows_nothing() -> None:
     faults = Faults("plan.toml", {}, ())
     borrow(raw, faults, base=Path(), environ={})
     assert not faults and raw == {"channel": {"both": {"engine": "hybrid", "from_file": "x.json"}}}
+
+
+def test_the_addresses_in_docs_channels_md_are_those_that_are_asked() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "channels.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`http.*`) \| `(http[^`]*)` \|$", text, re.MULTILINE)
+    assert len(rows) == 4
+    for spellings, final in rows:
+        for written in re.findall(r"`([^`]+)`", spellings):
+            assert endpoint_url(written, "/chat/completions") == final

@@ -33,7 +33,7 @@ from infersiege.errors import InfersiegeError, UsageError
 from infersiege.plan.defaults import local_file
 from infersiege.plan.faults import Faults
 from infersiege.plan.locate import KeyPath, Position, positions, split_key
-from infersiege.plan.schema import Plan
+from infersiege.plan.schema import Channel, Plan
 from infersiege.redact import fit_key
 
 _LARGEST_FILE = 4 << 20
@@ -122,19 +122,24 @@ def key_of(from_file: str) -> tuple[str | None, str]:
 
 
 def open_key_files(plan: Plan) -> tuple[str, ...]:
-    """A line for each file with a key that every user of this host may read."""
-    lines: dict[str, None] = {}
-    for name, channel in plan.channels.items():
-        path: Path | None = None
-        if channel.api_key_env is None and channel.api_key_file is not None:
-            path = Path(channel.api_key_file).expanduser()
-        elif channel.api_key_env is None and channel.from_file is not None:
-            path = _file_with_key(channel.from_file)
-        if path is not None and _others_may_read(path):
-            lines[f"channel {name}: every user of this host may read {path}, which holds a key; chmod 600 {path}"] = (
-                None
-            )
-    return tuple(lines)
+    """A line for each channel whose key lies in a file that every user of this host may read."""
+    found = {name: open_key_file(channel) for name, channel in plan.channels.items()}
+    return tuple(f"channel {name}: {line}" for name, line in found.items() if line is not None)
+
+
+def open_key_file(channel: Channel) -> str | None:
+    """Which file with the channel's key every user of this host may read, and what to do; None: none.
+
+    The channel has absolute paths. A file that can't be read is none: whoever needs the key reports it.
+    """
+    path: Path | None = None
+    if channel.api_key_env is None and channel.api_key_file is not None:
+        path = Path(channel.api_key_file).expanduser()
+    elif channel.api_key_env is None and channel.from_file is not None:
+        path = _file_with_key(channel.from_file)
+    if path is None or not _others_may_read(path):
+        return None
+    return f"every user of this host may read {path}, which holds the key: chmod 600 {path}"
 
 
 def read(source: Source) -> Found:
@@ -362,7 +367,7 @@ def _file_with_key(from_file: str) -> Path | None:
         source = source_of(from_file, Path())
         return source.path if read(source).key is not None else None
     except BorrowError:
-        return None  # whoever needs the key reports it
+        return None
 
 
 def _others_may_read(path: Path) -> bool:
