@@ -269,6 +269,7 @@ _WHY_NO_RATE = {
     "goodput": "goodput needs a limit for single turns: a rule with max on p90 or higher of ttft, tpot, e2e …",
     "goodput_share": "no turn could be judged: it needs a rule with max on p90 or higher of ttft, tpot, e2e …",
     "cache_share": "the server does not tell cached tokens",
+    "cost_per_million_output_tokens": "no price in the plan, or nobody knows this cut's part of what the GPUs cost",
     "delivered_share": "the plan asks no load of this cut as such",
 }
 

@@ -30,7 +30,9 @@ def doctor(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     from infersiege.errors import ExitCode
     from infersiege.plan import load_plan
 
-    examined = examine_plan(load_plan(plan, overrides), os.environ, show=None if as_json else _show)
+    examined = examine_plan(
+        load_plan(plan, overrides, check_environment=False), os.environ, show=None if as_json else _show
+    )
     if as_json:
         click.echo(examined.as_json())
     if examined.exit_code is not ExitCode.PASS:

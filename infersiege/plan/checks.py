@@ -262,10 +262,41 @@ def _slo_metric(draft: Draft, here: KeyPath, slo: Slo) -> None:
                 (*here, "metric"),
                 f"{slo.metric} exists only with streaming, but stream = false on channel {', '.join(silent)}",
             )
+    if slo.metric in _COSTS and all(faults.ok(*key) for key in (("channel",), ("workload",), (*here, "channel"))):
+        _slo_cost(draft, here, slo)
+
+
+_COSTS = ("cost", "cost_per_million_output_tokens")
+
+
+def _slo_cost(draft: Draft, here: KeyPath, slo: Slo) -> None:
+    """A rule on money needs a channel that costs some, and one on a turn's money one that is paid by tokens."""
+    seen = _seen(draft.plan, slo)
+    prices = [price for name in seen if (price := draft.plan.channels[name].price) is not None]
+    if not seen or (slo.channel is not None and slo.channel not in seen):
+        return
+    if not prices:
+        draft.faults.add(
+            (*here, "metric"),
+            f"{slo.metric} needs a price, which channel {', '.join(seen)} does not have; write price = {{input = …, "
+            "output = …}",
+        )
+    elif slo.metric == "cost" and all(price.gpu_hour is not None for price in prices):
+        draft.faults.add(
+            (*here, "metric"),
+            f"cost is a turn's by its tokens, and channel {', '.join(seen)} is paid by the hour; use {_COSTS[1]}",
+        )
 
 
 def _unstreamed(plan: Plan, slo: Slo) -> list[str]:
     """Channels without streaming, if the rule can see no other ones."""
+    seen = _seen(plan, slo)
+    silent = [name for name in seen if not plan.channels[name].stream]
+    return silent if len(silent) == len(seen) else []
+
+
+def _seen(plan: Plan, slo: Slo) -> list[str]:
+    """Channels whose turns a rule can see."""
     only = next(iter(plan.channels)) if len(plan.channels) == 1 else None
     named = {
         workload.channel or only
@@ -273,9 +304,7 @@ def _unstreamed(plan: Plan, slo: Slo) -> list[str]:
         if slo.scenario is None or workload.scenario == slo.scenario
     }
     used = named | {part.channel for name in named if name in plan.hybrids for part in plan.hybrids[name].parts}
-    seen = [name for name in plan.channels if name in used and (slo.channel is None or name == slo.channel)]
-    silent = [name for name in seen if not plan.channels[name].stream]
-    return silent if len(silent) == len(seen) else []
+    return [name for name in plan.channels if name in used and (slo.channel is None or name == slo.channel)]
 
 
 CHECKS: tuple[Callable[[Draft], None], ...] = (_run, _load, channels, hybrids, _workloads, _slos, telemetry, _secrets)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from infersiege.cost import money
 from infersiege.metrics.definitions import METRICS
 from infersiege.records import GroupSummary, Summary, Verdict
-from infersiege.report.markup import items, text
+from infersiege.report.markup import absent, items, text
 from infersiege.report.numbers import ABSENT, count, figure, milliseconds, number, share
 from infersiege.report.tables import STOPPED, rule_detail, why_absent
 
@@ -118,3 +118,11 @@ def _cost_cards(group: GroupSummary) -> list[str]:
         _card("Cost", total, "", f"in steady, by {cost.basis}{guessed}"),
         _card("Cost per million", per, "", "output tokens" if rate is not None else unknown),
     ]
+
+
+def cost_cells(group: GroupSummary) -> list[str]:
+    """Cells of a table: what a group's turns cost, and that for a million output tokens."""
+    total = None if group.cost is None else group.cost.total
+    rate = group.rates.get("cost_per_million_output_tokens")
+    why = "no price, or nobody knows this part of what the GPUs cost"
+    return [absent(why) if value is None else money(value) for value in (total, rate)]

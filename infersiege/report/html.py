@@ -16,13 +16,21 @@ from infersiege.records import EventRow, Summary, WindowRow
 from infersiege.redact import scrub
 from infersiege.report.charts import Chart, Series
 from infersiege.report.collect import Collected
-from infersiege.report.headline import VERDICTS, cards, emulated, verdict
+from infersiege.report.headline import VERDICTS, cards, cost_cells, emulated, verdict
 from infersiege.report.markup import absent, grid, items, script_json, section, table, text
 from infersiege.report.numbers import count, figure, milliseconds, moment, number, share, span
 from infersiege.report.page import POLICY, SCRIPT, STYLE
 from infersiege.report.shapes import distribution, distributions, shapes_of, slack
 from infersiege.report.stages import account_line, grafana_links, limit_banner, stage_tables
-from infersiege.report.tables import LATENCY_COLUMNS, conservation, group_name, rule_detail, trace_lines, why_absent
+from infersiege.report.tables import (
+    LATENCY_COLUMNS,
+    budget_lines,
+    conservation,
+    group_name,
+    rule_detail,
+    trace_lines,
+    why_absent,
+)
 from infersiege.report.watched import WatchedSeries
 from infersiege.resources import Watched
 from infersiege.rundir import PlanFile
@@ -73,6 +81,7 @@ def _load_table(summary: Summary) -> str:
         ("Prompt", "tokens", True),
         ("Output", "tokens", True),
     ]
+    columns += [("Cost", "", True), ("Cost", "per million output tokens", True)] if summary.costs else []
     rows = []
     for group in summary.groups:
         row = [text(group_name(group))]
@@ -86,6 +95,7 @@ def _load_table(summary: Summary) -> str:
             count(group.prompt_tokens),
             count(group.output_tokens),
         ]
+        row += cost_cells(group) if summary.costs else []
         rows.append(row)
     return table("Load in the steady phase", columns, rows)
 
@@ -262,7 +272,11 @@ def _health(summary: Summary, collected: Collected, charts: Sequence[Chart]) -> 
 def _conservation(summary: Summary) -> str:
     lost = "" if summary.counts.conserved() else " v-fail"
     equation = f'<p class="equation{lost}">{text(conservation(summary.counts))}</p>'
-    return equation + (items(trace_lines(summary)) if summary.traces else "")
+    lines = [
+        *(trace_lines(summary) if summary.traces else ()),
+        *(f"budget of {line}" for line in budget_lines(summary)),
+    ]
+    return equation + (items(lines) if lines else "")
 
 
 def _events(events: Sequence[EventRow], start_ns: int) -> str:

@@ -14,9 +14,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from infersiege.cost import cost_line
+from infersiege.cost import cost_line, money
 from infersiege.metrics.definitions import METRICS, STATS
-from infersiege.records import Counts, GroupSummary, Outcome, RuleResult, Summary, TurnRecord, Verdict
+from infersiege.records import BudgetUse, Counts, GroupSummary, Outcome, RuleResult, Summary, TurnRecord, Verdict
 from infersiege.redact import scrub
 from infersiege.report.fitting import NARROW, fitted, plain_table
 from infersiege.report.numbers import (
@@ -235,6 +235,25 @@ def trace_lines(summary: Summary) -> list[str]:
     return lines
 
 
+def budget_lines(summary: Summary) -> list[str]:
+    """`cloud: 0.32 of 5.00 used, 4.68 left`, one line for each figure of a budget."""
+    return [f"{printable(use.channel)}: {_budget_line(use)}" for use in summary.budgets]
+
+
+def _budget_line(use: BudgetUse) -> str:
+    """What was used and what is left; what ended the run; how much of it is a guess."""
+
+    def written(value: float) -> str:
+        return money(value) if use.kind == "cost" else f"{value:,.0f}"
+
+    unit = "" if use.kind == "cost" else f" {use.kind}"
+    over = use.used - use.amount
+    rest = f"{written(over)} over" if over > 0 else "none left" if over == 0 else f"{written(-over)} left"
+    ended = "; it ended the run" if use.ended_run else ""
+    lost = f"; {written(use.lost)} of it granted to lost workers, which may not have spent it" if use.lost else ""
+    return f"{written(use.used)} of {written(use.amount)}{unit} used, {rest}{ended}{lost}"
+
+
 def rule_detail(rule: RuleResult, summary: Summary) -> str:
     """Why a rule's verdict is what it is, without the reason of an invalid run, which stands there once."""
     said = rule.detail
@@ -319,6 +338,8 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
     cost = cost_line(summary)
     if cost is not None:
         console.print(Text(printable(cost)))
+    for line in budget_lines(summary):
+        console.print(Text("budget of " + line))
     if summary.rules:
         console.print()
         print_rules(summary, console)

@@ -136,6 +136,13 @@ def _sessions(plan: Plan, source: SessionSource) -> int | None:
 # ------------------------------------------------------------------------------------------------------------ cost
 
 
+def cost_ahead(plan: Plan, source: SessionSource) -> list[str]:
+    """`expected_cost` of a plan of which nothing was counted yet, for those who are about to run it."""
+    if all(channel.price is None for channel in plan.channels.values()):
+        return []
+    return [f"expected {line}" for line in expected_cost(plan, sampled(plan, source))]
+
+
 def expected_cost(plan: Plan, sample: Sample) -> list[str]:
     """What the run will cost at most, a line for each channel that has a price; empty: none has."""
     lines = []
@@ -149,10 +156,13 @@ def expected_cost(plan: Plan, sample: Sample) -> list[str]:
     for name, channel in plan.channels.items():
         if channel.price is not None and channel.price.gpu_hour is not None:
             lines.append(f"cost on {name}: {_by_hours(channel.price, plan.run.duration_ns)}")
-        elif channel.price is not None and name in later:
-            lines.append(f"cost on {name}: not known before the run; it depends on what {later[name]} sends there")
         elif channel.price is not None:
-            lines.append(f"cost on {name}: {_by_tokens(channel.price, sample.by_channel.get(name, Volume()), sample)}")
+            known = _by_tokens(channel.price, sample.by_channel.get(name, Volume()), sample)
+            if name in later:
+                known = f"not known before the run; it depends on what {later[name]} sends there"
+            cap = None if channel.budget is None else channel.budget.cost
+            limited = "" if cap is None else f"; its budget ends the run at {money(cap)}"
+            lines.append(f"cost on {name}: {known}{limited}")
     return lines
 
 

@@ -29,6 +29,7 @@ from infersiege.report.tables import print_summary
 from infersiege.rundir import REPORT, ChannelFacts, PlanFile, RunDirectory
 from infersiege.swarm.aftermath import LostShare, final_facts, stage_facts
 from infersiege.swarm.door import Terms
+from infersiege.swarm.dry import cost_ahead
 from infersiege.swarm.ending import MasterOptions, MasterResult
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.handover import HandOver
@@ -100,6 +101,8 @@ def run_plan(
             raise
         for name, facts in channels.items():
             console.print(f"{name}: {facts.url} ({facts.engine}, model {facts.model})", highlight=False, markup=False)
+        for line in cost_ahead(plan, source):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         board.emulated = any(facts.emulated for facts in channels.values())
         campaign = Campaign(plan, source, channels, fleet, run, board, console, interrupts, environ)
         return campaign.execute(gated=options.gated)
