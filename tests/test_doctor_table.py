@@ -705,6 +705,19 @@ def test_a_plan_that_is_none_ends_with_2(tmp_path: Path) -> None:
     assert "did you mean channel.local.model?" in ended.stderr
 
 
+def test_a_missing_key_of_one_channel_does_not_hide_the_others(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    other = '[channel.cloud]\nengine = "openai"\nbase_url = "http://127.0.0.1:{port}/v1"\nmodel = "m"\n'
+    other += 'api_key_env = "INFERSIEGE_NO_SUCH_KEY"\n[[workload]]'
+    with serving(GOOD_BOTH) as server:
+        text = PLAN.replace("[[workload]]", other).replace('short-qa"', 'short-qa"\nchannel = "local"')
+        plan.write_text(text.format(port=server.port, users=4))
+        ended = CliRunner().invoke(doctor, [str(plan)])
+    assert ended.exit_code == ExitCode.USAGE
+    assert re.search(r"^cloud +fault +key +the key is missing: .*INFERSIEGE_NO_SUCH_KEY is not set", ended.output, re.M)
+    assert re.search(r"^local +ok +models", ended.output, re.M)
+
+
 def test_each_address_of_a_channel_is_examined_once() -> None:
     with serving(GOOD_BOTH) as one, serving(unauthorised()) as two:
         bases = tuple(f"http://127.0.0.1:{port}/v1" for port in (one.port, two.port, one.port))
