@@ -32,12 +32,20 @@ class Relay:
     """What a proxy does: reads one head, connects where it says, and copies bytes both ways until one side ends."""
 
     def __init__(
-        self, *, to: int | None = None, delay: float = 0.0, cut_after: int | None = None, answer: bytes | None = None
+        self,
+        *,
+        to: int | None = None,
+        delay: float = 0.0,
+        cut_after: int | None = None,
+        answer: bytes | None = None,
+        at_once: bool = False,
     ) -> None:
         """`to`: the port of loopback that every name leads to; None: the one that is asked for. `cut_after`: bytes of
-        the server after which it resets the client. `answer`: of CONNECT, in place of its 200."""
+        the server after which it resets the client. `answer`: of CONNECT, in place of its 200, which
+        goes out line by line or `at_once`."""
         self.heads: list[bytes] = []
         self._to, self._delay, self._cut_after = to, delay, cut_after
+        self._at_once = at_once
         self._answer = answer or b"HTTP/1.1 200 Connection established\r\nvia: test\r\n\r\n"
 
     def __call__(self, peer: Peer) -> None:
@@ -51,8 +59,8 @@ class Relay:
         if method == b"CONNECT":
             server.connect(("127.0.0.1", self._to or int(target.rpartition(b":")[2])))
             sleep(self._delay)
-            for piece in self._answer.splitlines(keepends=True):
-                peer.send(piece)
+            pieces = [self._answer] if self._at_once else self._answer.splitlines(keepends=True)
+            peer.send(*pieces, pause=0.005)
         else:
             authority, _, path = target.removeprefix(b"http://").partition(b"/")
             server.connect(("127.0.0.1", self._to or int(authority.rpartition(b":")[2])))
@@ -149,8 +157,10 @@ def test_an_ipv6_server_is_asked_for_in_brackets(rig: Rig) -> None:
     assert heads[0].startswith(b"CONNECT [::1]:8443 HTTP/1.1\r\nhost: [::1]:8443\r\n")
 
 
-def test_an_interim_answer_to_connect_is_not_the_answer(rig: Rig, certificate: Path) -> None:
-    relay = Relay(answer=b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.0 200 OK\r\n\r\n")
+@pytest.mark.parametrize("at_once", [True, False], ids=["in one segment", "line by line"])
+def test_an_interim_answer_to_connect_is_not_the_answer(rig: Rig, certificate: Path, at_once: bool) -> None:
+    answer = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.0 200 OK\r\n\r\n"
+    relay = Relay(answer=answer, at_once=at_once)
     with Server(answering(GOOD), server_context(certificate)) as server, Server(relay) as proxy:
         _, result = rig.ask(rig.client(server.url, ca=str(certificate / "cert.pem"), proxy=proxy.url))
     assert result.fault is None

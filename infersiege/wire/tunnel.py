@@ -38,28 +38,32 @@ class TunnelConnection(TlsConnection):
         if not data:
             raise ProxyError("closed the connection instead of opening a tunnel")
         self._head += data
-        end = _END.search(self._head)
-        if end is None:
-            if len(self._head) > _LONGEST_HEAD:
-                raise ProxyError("answers CONNECT without end")
+        if not self._stands():
             return
-        status = _STATUS.match(self._head)
-        if status is None:
-            raise ProxyError("does not speak HTTP")
-        code = int(status[1])
-        if 100 <= code < 200:
-            self._head = self._head[end.end() :]  # the final answer comes after it
-            return
-        if not 200 <= code < 300:
-            raise ProxyError(tunnel_refusal(code, _printable(status[2] or b"")))
-        if len(self._head) > end.end():
-            # A TLS server is silent until it is greeted; so is a tunnel (its 2xx has no body).
-            raise ProxyError("sends more than its answer to CONNECT")
         self._reader.stop()
         now_ns = monotonic_ns()
         self.connect_duration_ns = self._dial_duration_ns + now_ns - self._started_ns
         self._started_ns = now_ns
         super()._secure()
+
+    def _stands(self) -> bool:
+        """The final answer is there, and it is a tunnel. Raises ProxyError where it is none."""
+        while (end := _END.search(self._head)) is not None:
+            status = _STATUS.match(self._head)
+            if status is None:
+                raise ProxyError("does not speak HTTP")
+            code, self._head = int(status[1]), self._head[end.end() :]
+            if code < 200:
+                continue  # an interim answer; the final one comes after it
+            if code >= 300:
+                raise ProxyError(tunnel_refusal(code, _printable(status[2] or b"")))
+            if self._head:
+                # A TLS server is silent until it is greeted, and a 2xx to CONNECT has no body.
+                raise ProxyError("sends more than its answer to CONNECT")
+            return True
+        if len(self._head) > _LONGEST_HEAD:
+            raise ProxyError("answers CONNECT without end")
+        return False
 
 
 def _printable(reason: bytes) -> str:
