@@ -47,8 +47,8 @@ class Limit:
     """Requests, tokens, or billionths of money."""
 
     def written(self, amount: int) -> str:
-        """`20 requests`, `1,500 tokens`, `0.50`."""
-        return money(amount / UNITS_PER_MONEY) if self.kind == COST else f"{amount:,} {self.kind}"
+        """`20 requests`, `1,500 tokens`, `cost 0.50`."""
+        return f"cost {money(amount / UNITS_PER_MONEY)}" if self.kind == COST else f"{amount:,} {self.kind}"
 
     def plain(self, amount: int) -> float:
         """In the unit of the plan."""
