@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import _socket
-from collections.abc import Callable
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import gevent
@@ -12,13 +17,13 @@ from gevent.monkey import get_original
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_server import Peer, Server, answering, black_hole, dead_port, sleep, stream, whole
-from siege import plan_text
+from siege import Siege, check_conserved, plan_text
 from test_transport import DONE, GOOD, ROLE, STOP, Rig, certificate, fault_of, kernel_stamps, rig, server_context, text
 
 from infersiege.channels.proxy import Proxy, proxy_of
 from infersiege.errors import PlanError, UsageError
 from infersiege.plan.load import load_plan
-from infersiege.records import ErrorClass, StampSource
+from infersiege.records import ErrorClass, Outcome, StampSource
 from infersiege.wire.exchange import ExchangeResult
 
 __all__ = ["certificate", "kernel_stamps", "rig"]  # fixtures of the transport's tests
@@ -449,3 +454,77 @@ def test_a_password_of_a_proxy_is_refused_once_and_not_shown(tmp_path: Path) -> 
         load_plan(plan)
     (fault,) = told.value.faults
     assert f"{plan}:9: channel.target.proxy: the proxy holds user info" in fault and "hunter2" not in fault
+
+
+# ----------------------------------------------------------------------------------------------------------- whole runs
+
+
+class Engine(BaseHTTPRequestHandler):
+    """One model, one answer."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        found = self.path == "/v1/models"
+        self._say(
+            200 if found else 404, b'{"data": [{"id": "emulated-model"}]}' if found else b"{}", "application/json"
+        )
+
+    def do_POST(self) -> None:
+        streamed = b'"stream":true' in self.rfile.read(int(self.headers["content-length"]))
+        if streamed:
+            self._say(200, ROLE + text("a") + text("b") + STOP + DONE, "text/event-stream")
+        else:
+            choice = {"index": 0, "message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}
+            self._say(200, json.dumps({"choices": [choice]}).encode(), "application/json")
+
+    def _say(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def engine(context: ssl.SSLContext | None) -> Iterator[int]:
+    """Serves on the port that it gives, with TLS if there is a context."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    server.daemon_threads = True
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.xfail(strict=True, reason="swarm.routes does not hand the proxy to the endpoint yet")
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_run_and_its_preflight_go_through_the_plans_proxy(
+    siege: Siege, tmp_path: Path, certificate: Path, scheme: str
+) -> None:
+    """The server's name leads nowhere but at the proxy: whoever went around it would not get there."""
+    siege.environment |= dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    with engine(server_context(certificate) if scheme == "https" else None) as port:
+        relay = Relay(to=port)
+        with Server(relay) as proxy:
+            # A connection for each request: this proxy forwards only the first one on each.
+            channel = f'proxy = "{proxy.url}"\nkeep_alive = false\ninsecure = true'
+            load = 'mode = "closed"\nusers = 2\nramp = "0s"\ndrain = "1s"'
+            plan = plan_text(f"{scheme}://engine.invalid/v1", run='duration = "1s"', load=load, channel=channel)
+            ran = siege.run(plan)
+            code, said = siege.command("doctor", str(tmp_path / "plan-1.toml"))
+    check_conserved(ran)
+    assert {turn.outcome for turn in ran.turns} <= {Outcome.OK, Outcome.CANCELLED}, ran.out
+    assert {turn.replica for turn in ran.turns} == {f"engine.invalid:{443 if scheme == 'https' else 80}"}
+    assert ran.plan.channels["target"].details["proxy"].startswith(proxy.url)
+    assert proxy.url in (ran.path / "report.html").read_text(encoding="utf-8")
+    assert code == 0 and f"go through 127.0.0.1:{proxy.port}, as the plan says" in " ".join(said.split()), said
+    way = b"CONNECT engine.invalid:443 " if scheme == "https" else b" http://engine.invalid"
+    assert len(relay.heads) > len(ran.turns) and all(way in head for head in relay.heads)
