@@ -21,6 +21,7 @@ from infersiege.plan.load import load_plan
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "engines.md"
 README, CHINESE = "README.md", "README.zh-CN.md"
+TINY = "examples/plans/tiny.toml"
 SOURCES = {"runs": "runs of it", "source": "its source", "documents": "its documents", "nothing": "nothing is known"}
 SECTIONS = {"generic": "Any other server", "tgi": "Text Generation Inference (TGI)"}
 """Headings that are not the profile's title."""
@@ -155,7 +156,7 @@ def lines_of(name: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_stranger_can_copy_doctor_and_run(name: str) -> None:
     lines = [words[1:3] for words in lines_of(name) if words[0] == "infersiege"]
-    plans = {plan for command, plan in lines if command in ("doctor", "run")}
+    plans = {plan for command, plan in lines if command in ("doctor", "run") and plan != TINY}
     assert len(plans) == 1, "one plan for both"
     assert {command for command, _ in lines} >= {"doctor", "run"}
     assert next(iter(plans)).startswith("examples/plans/")
@@ -174,6 +175,15 @@ def test_a_section_starts_the_engine_and_its_agent(name: str) -> None:
     # What concerns keys or numbers of one's own is told in the text.
     text = section(name)
     assert [flag for flag in flags if flag not in shown and flag not in text] == []
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_the_tiny_models_have_the_three_workloads_too(name: str) -> None:
+    (options,) = (words[3:] for words in lines_of(name) if words[:3] == ["infersiege", "run", TINY])
+    plan = load_plan(ROOT / TINY, tuple(options[1::2]), {})
+    (channel,) = plan.channels.values()
+    assert (channel.engine, channel.base_url) == (name, f"http://127.0.0.1:{PROFILES[name].default_port}/v1")
+    assert len(plan.workloads) == 3
 
 
 @pytest.mark.parametrize("name", HERE)

@@ -66,6 +66,8 @@ def command(options: argparse.Namespace, model: Path) -> list[str]:
         *("--distributed-executor-backend", "uni", "--block-size", "32"),  # CPU blocks are multiples of 32
         *(("--num-gpu-blocks-override", str(options.blocks)) if options.blocks else ()),
         *("--max-num-seqs", str(options.seqs)),
+        # Requests with tools are refused without a parser of calls; this one asks nothing of the tokenizer.
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     ]
 
 

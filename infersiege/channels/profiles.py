@@ -145,7 +145,7 @@ PROFILES: dict[str, Profile] = {
         cached_tokens_hint="start vLLM with --enable-prompt-tokens-details",
         server_ttft="with --enable-per-request-metrics",
         messages_key=(BEARER,),
-        launch_hint="vllm serve MODEL --enable-prompt-tokens-details",
+        launch_hint="vllm serve MODEL --enable-prompt-tokens-details --enable-auto-tool-choice --tool-call-parser NAME",
     ),
     "sglang": Profile(
         name="sglang",
