@@ -502,7 +502,6 @@ def engine(context: ssl.SSLContext | None) -> Iterator[int]:
     server.server_close()
 
 
-@pytest.mark.xfail(strict=True, reason="swarm.routes does not hand the proxy to the endpoint yet")
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("scheme", ["http", "https"])

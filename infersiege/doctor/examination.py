@@ -347,6 +347,8 @@ class _Looking:
             self._found.ok("version", version)
         left_out = not_sent(target, self._sampling)
         details = _details(models, self._noted_model, answered) | target.launch_facts()
+        if channel.proxy is not None:
+            details["proxy"] = f"{channel.proxy} (connect times include it)"
         if answered.dropped:
             details["dropped_fields"] = ", ".join(answered.dropped)
         return ChannelFacts(

@@ -299,7 +299,7 @@ def route_of(
     dialect_name = channel.dialect or profile.default_dialect
     dialect = DIALECTS[dialect_name]
     url = endpoint_url(base_url or channel.base_url or "", dialect.path)
-    endpoint = Endpoint.from_url(url, ca=channel.ca, insecure=channel.insecure)
+    endpoint = Endpoint.from_url(url, ca=channel.ca, insecure=channel.insecure, proxy=channel.proxy)
     key = api_key(channel, environ)
     headers = {
         "user-agent": "infersiege",

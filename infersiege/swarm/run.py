@@ -18,6 +18,7 @@ from rich.console import Console
 
 from infersiege.doctor import preflight
 from infersiege.errors import InfersiegeError, RunInvalidError, UsageError
+from infersiege.plan.borrowed import open_key_files
 from infersiege.plan.load import plan_hash, plan_json, resolve
 from infersiege.plan.schema import Plan
 from infersiege.records import OpenTurn, Summary
@@ -85,7 +86,7 @@ def run_plan(
     fleet = fleet_options(plan, options, environ)
     plan = resolve(plan, now_ns, Random(secrets.randbits(64)))
     source = SessionSource(plan, place=0, members=1)
-    for warning in source.warnings():
+    for warning in (*source.warnings(), *open_key_files(plan)):
         console.print(f"warning: {warning}", highlight=False, markup=False)
     board = StatusBoard(plan.run.name or "run", grafana=plan.telemetry.grafana_url)
     with contextlib.ExitStack() as stack:

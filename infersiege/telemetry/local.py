@@ -182,10 +182,13 @@ class LocalAgents:
 
         Raises UsageError for a file without a key.
         """
-        if channel.api_key_file is None:
+        if channel.api_key_env is not None:
             return channel.api_key_env
+        key = api_key(channel, self._environ)
+        if key is None:
+            return None
         variable = f"{KEY_VARIABLE}_{place}"
-        keys[variable] = api_key(channel, self._environ) or ""
+        keys[variable] = key
         return variable
 
 
