@@ -333,6 +333,17 @@ def test_of_two_limits_the_first_that_is_reached_ends_the_run() -> None:
     waits.join(1)
 
 
+def test_the_live_view_tells_of_the_limit_that_is_nearest_to_its_end() -> None:
+    assert Treasury((), workers=1).note() is None
+    treasury = Treasury((Limit(HERE, TOKENS, 4_000), Limit("b", REQUESTS, 20), Limit("c", COST, SECOND)), workers=2)
+    for worker in "ab":
+        treasury.first(worker, NOW)
+        treasury.told(worker, Spending(spent=(1_000, 6, 100_000_000), waiting=(0, 0, 0)), NOW)
+    assert treasury.note() == "budget of b: 12 of 20 requests"
+    treasury.told("a", Spending(spent=(1_000, 6, 600_000_000), waiting=(0, 0, 0)), NOW)
+    assert treasury.note() == "budget of c: 0.70 of 1.00 cost"
+
+
 def test_figures_of_another_plan_are_refused() -> None:
     treasury = Treasury((Limit(HERE, REQUESTS, 2),), workers=1)
     with pytest.raises(ValueError, match="2 figures of 1 limits"):
@@ -401,7 +412,9 @@ def test_who_waits_goes_on_with_a_grant_and_at_the_end_of_the_run() -> None:
 
     users = [gevent.spawn(user, number) for number in range(5)]
     gevent.sleep(0)
+    assert purse.asking.is_set()
     assert purse.spending() == Spending(spent=(0,), waiting=(5,))
+    assert not purse.asking.is_set(), "or the worker would tell it without end"
     purse.grant(Grant(totals=(2,)))
     gevent.sleep(0)
     assert len(sent) == 2

@@ -115,8 +115,8 @@ def _budget_ended(plan: Plan, result: MasterResult) -> list[str]:
         return []
     after = f"after {(result.load_ended_ns - result.started_ns) / 1e9:.1f} s of load"
     duration_ns = plan.run.duration_ns
-    instead = "before all sessions were played" if duration_ns is None else f"not {format_duration(duration_ns)}"
-    return [f"{result.ending}: the run ended {after}, {instead}; figures are of the steady time until then"]
+    instead = "before all sessions were played" if duration_ns is None else f"instead of {format_duration(duration_ns)}"
+    return [f"{result.ending}: the run ended {after} {instead}; figures are of the steady time until then"]
 
 
 def _drifts(result: MasterResult) -> list[str]:

@@ -48,7 +48,11 @@ class Limit:
 
     def written(self, amount: int) -> str:
         """`20 requests`, `1,500 tokens`, `cost 0.50`."""
-        return f"cost {money(amount / UNITS_PER_MONEY)}" if self.kind == COST else f"{amount:,} {self.kind}"
+        return f"cost {self.figure(amount)}" if self.kind == COST else f"{self.figure(amount)} {self.kind}"
+
+    def figure(self, amount: int) -> str:
+        """The same without the kind."""
+        return money(amount / UNITS_PER_MONEY) if self.kind == COST else f"{amount:,}"
 
     def plain(self, amount: int) -> float:
         """In the unit of the plan."""
@@ -314,6 +318,14 @@ class Treasury:
             )
             for pot in self._pots
         )
+
+    def note(self) -> str | None:
+        """For the eye, of the limit that is nearest to its end: `budget of cloud: 12 of 20 requests`."""
+        spent = [(sum(held.spent for held in pot.held.values()), pot.limit) for pot in self._pots]
+        if not spent:
+            return None
+        most, limit = max(spent, key=lambda one: one[0] / one[1].amount)
+        return f"budget of {limit.channel}: {limit.figure(most)} of {limit.figure(limit.amount)} {limit.kind}"
 
     @property
     def _members(self) -> int:

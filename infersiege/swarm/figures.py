@@ -80,8 +80,10 @@ class LiveFigures:
         seconds = (now_ns - then_ns) / 1e9
         return max(0, self.ok - ok) / seconds, max(0, chunks - then_chunks) / seconds
 
-    def state(self, now_ns: int, timeline: Timeline, ending: Ending | None, fleet: Fleet) -> LiveState:
-        """What the view shows at this moment (monotonic)."""
+    def state(
+        self, now_ns: int, timeline: Timeline, ending: Ending | None, fleet: Fleet, note: str | None = None
+    ) -> LiveState:
+        """What the view shows at this moment (monotonic). `note`: what else there is to say while load is offered."""
         left_ns = None
         if ending is not None:
             left_ns = max(0, ending.at_ns + ending.drain_ns - now_ns)
@@ -108,5 +110,5 @@ class LiveFigures:
             error_share=self.error_share,
             workers_alive=len(fleet.alive()),
             workers=fleet.expected,
-            note="waiting for open turns" if ending else None,
+            note="waiting for open turns" if ending else note,
         )

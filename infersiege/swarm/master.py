@@ -388,7 +388,7 @@ class Master:
     def _show(self, now_ns: int) -> None:
         if self.timeline is None:
             return
-        state = self.figures.state(now_ns, self.timeline, self._ending, self.fleet)
+        state = self.figures.state(now_ns, self.timeline, self._ending, self.fleet, self.treasury.note())
         self.view.show(state)
         self.board.show(state)
         self.publisher.tick(
