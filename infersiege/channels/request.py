@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -35,6 +35,19 @@ def refuse(fields: Mapping[str, Any]) -> None:
 def given(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Without the keys that are None or empty."""
     return {key: value for key, value in sampling.items() if value is not None and value not in ((), [], "")}
+
+
+_OTHER_WORDS = {"stop": "stop_sequences"}
+"""Sampling field -> the same in Anthropic's words."""
+
+
+def without(fields: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:
+    """The fields that the server takes. `dropped` names those that it refuses, in the words of either protocol."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in dropped and _OTHER_WORDS.get(name, name) not in dropped
+    }
 
 
 def encoded(body: dict[str, Any]) -> bytes:

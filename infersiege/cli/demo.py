@@ -28,8 +28,9 @@ def demo(out: Path | None, duration: str, workers: int) -> None:
     patch()
     from infersiege.emulator.process import EmulatorProcess
     from infersiege.plan.load import load_plan
+    from infersiege.swarm.console import SteadyConsole
     from infersiege.swarm.interrupts import Interrupts
-    from infersiege.swarm.run import RunOptions, SteadyConsole, run_plan
+    from infersiege.swarm.run import RunOptions, run_plan
 
     _check_duration(duration)
     interrupts = Interrupts()

@@ -46,6 +46,7 @@ def seconds_of(option: str, seconds: float) -> int:
     help="Serve a page on which the run can be watched, such as 127.0.0.1:8089; read-only.",
 )
 @click.option("--wait-for-target", default=0.0, metavar="SECONDS", help="Wait so long for the target to become ready.")
+@click.option("--skip-doctor", is_flag=True, help="Ask the target nothing before the load.")
 @click.option(
     "--gate", "gated", is_flag=True, help="Judge the run by the plan's rules, write junit.xml, exit accordingly."
 )
@@ -59,6 +60,7 @@ def run(
     bind: str,
     web: str | None,
     wait_for_target: float,
+    skip_doctor: bool,
     gated: bool,
     dry_run: bool,
 ) -> None:
@@ -70,9 +72,10 @@ def run(
 
     patch()
     from infersiege.plan.load import load_plan
+    from infersiege.swarm.console import SteadyConsole
     from infersiege.swarm.dry import dry_run as show_plan
     from infersiege.swarm.interrupts import Interrupts
-    from infersiege.swarm.run import RunOptions, SteadyConsole, run_plan
+    from infersiege.swarm.run import RunOptions, run_plan
 
     address, wait_ns = address_of("--bind", bind), seconds_of("--wait-for-target", wait_for_target)
     interrupts = Interrupts()
@@ -88,6 +91,7 @@ def run(
         bind=address,
         web=None if web is None else address_of("--web", web),
         wait_for_target_ns=wait_ns,
+        skip_doctor=skip_doctor,
         gated=gated,
     )
     sys.exit(run_plan(loaded, options, console, os.environ, interrupts).summary.exit_code)

@@ -28,6 +28,7 @@ __all__ = [
     "Examination",
     "NotReadyError",
     "Verdict",
+    "adapted",
     "examine",
     "preflight",
     "targets",
@@ -88,6 +89,17 @@ def _together(before: ChannelFacts | None, facts: ChannelFacts) -> ChannelFacts:
         return facts
     dropped = tuple(dict.fromkeys((*before.dropped_fields, *facts.dropped_fields)))
     return msgspec.structs.replace(before, dropped_fields=dropped, emulated=before.emulated or facts.emulated)
+
+
+def adapted(plan: Plan, facts: Mapping[str, ChannelFacts]) -> Plan:
+    """The plan as its servers take it: each channel leaves out what its server refuses (CL-04)."""
+    return msgspec.structs.replace(
+        plan,
+        channels={
+            name: msgspec.structs.replace(channel, drop_fields=facts[name].dropped_fields or channel.drop_fields)
+            for name, channel in plan.channels.items()
+        },
+    )
 
 
 def unexamined(plan: Plan) -> dict[str, ChannelFacts]:

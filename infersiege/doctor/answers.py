@@ -11,6 +11,7 @@ import msgspec
 
 from infersiege.channels.dialect import DONE, TEXT, Decoded
 from infersiege.channels.faults import server_error
+from infersiege.channels.request import without
 from infersiege.doctor.http import Hear, Reply
 from infersiege.doctor.refusals import out_of_room, refused
 from infersiege.doctor.target import Target, is_page, json_of
@@ -29,7 +30,6 @@ DROPPABLE: Mapping[str, str] = {
 }
 """Field that a run can do without (CL-04) -> what becomes of it then."""
 
-_SAMPLING_WORDS = {"stop": "stop_sequences"}
 _ENOUGH_CHUNKS = 8
 _LUMP_NS = 1_000_000
 """Parts that are read within 1 ms came together: one HTTP chunk is read at a time, however many lie in the socket."""
@@ -79,6 +79,7 @@ def ask(
     if that helps. Fields in `dropped` are not sent to begin with.
     """
     first: Reply | None = None
+    dropped = tuple(dict.fromkeys((*target.channel.drop_fields, *dropped)))
     while True:
         body = request_of(target, sampling, stream=stream, max_tokens=max_tokens, dropped=dropped)
         listener = _Listener(target, max_tokens) if stream else None
@@ -132,15 +133,6 @@ def request_of(target: Target, sampling: Sampling, *, stream: bool, max_tokens: 
         sampling=without(asked, dropped),
         extra=extra,
     )
-
-
-def without(fields: Mapping[str, Any], dropped: tuple[str, ...]) -> dict[str, Any]:
-    """The fields that the server takes, by the name of either protocol."""
-    return {
-        name: value
-        for name, value in fields.items()
-        if name not in dropped and _SAMPLING_WORDS.get(name, name) not in dropped
-    }
 
 
 def _sent(target: Target, body: bytes) -> tuple[str, ...]:

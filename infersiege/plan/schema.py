@@ -82,7 +82,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Ends the run on all workers when used up; turns that are on their way then may still end."""
+    """Ends the run on all workers when used up; turns that are on their way then may still end (docs/budget.md)."""
 
     cost: Annotated[
         float | None, _meta("Money by the channel's prices for tokens", unit="currency", at_least=1e-6, at_most=1e9)
@@ -127,6 +127,10 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, Any], _meta("Extra fields of the request body, verbatim; not model, messages or stream")
     ] = {}
     stream: Annotated[bool, _meta("Ask for a stream; without it there is no TTFT and no TPOT")] = True
+    drop_fields: Annotated[
+        tuple[str, ...],
+        _meta("Request fields that the server refuses, not to be sent; the preflight adds those that it finds"),
+    ] = ()
     include_usage: Annotated[bool, _meta("Ask for `stream_options.include_usage`")] = True
     ignore_eos: Annotated[
         bool, _meta("Fix the output length by the engine's own field, on plain text turns with a known length")

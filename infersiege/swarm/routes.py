@@ -14,6 +14,7 @@ from infersiege.channels.affinity import Kept
 from infersiege.channels.answer import Answer
 from infersiege.channels.dialect import Dialect
 from infersiege.channels.profiles import PROFILES, Profile, key_headers
+from infersiege.channels.request import without
 from infersiege.channels.routing import Choice, Policy, RecentTtft, RouteReason
 from infersiege.channels.url import endpoint_url
 from infersiege.plan.hybrid_schema import Hybrid
@@ -78,10 +79,11 @@ class Route:
         self, turn: PreparedTurn, request_id: str, *, cache_key: str = "", kept: tuple[tuple[str, str], ...] = ()
     ) -> Request:
         """The POST of one turn. `kept`: headers that its server gave the session."""
+        dropped = self.channel.drop_fields
         extra = {**self.dialect.request_fields(turn.extra), **self.channel.extra_body}
         fixed_length = self.profile.ignore_eos_fields
         if self.channel.ignore_eos and fixed_length and turn.plain_text and turn.asked_output_tokens is not None:
-            extra |= fixed_length(turn.max_tokens)
+            extra |= without(fixed_length(turn.max_tokens), dropped)
         if self.channel.prompt_cache_key:
             extra["prompt_cache_key"] = cache_key
         body = self.dialect.request_body(
@@ -90,8 +92,8 @@ class Route:
             tools=turn.tools,
             max_tokens=turn.max_tokens,
             stream=self.channel.stream,
-            include_usage=self.channel.include_usage,
-            sampling=dict(self.sampling),
+            include_usage=self.channel.include_usage and "stream_options" not in dropped,
+            sampling=without(self.sampling, dropped),
             extra=extra,
         )
         given = {name for name, _ in kept}

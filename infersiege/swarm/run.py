@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import msgspec
 from rich.console import Console
 
-from infersiege.doctor import preflight
+from infersiege.doctor import adapted, preflight, unexamined
 from infersiege.errors import InfersiegeError, RunInvalidError, UsageError
 from infersiege.plan.borrowed import open_key_files
 from infersiege.plan.load import plan_hash, plan_json, resolve
@@ -65,6 +64,8 @@ class RunOptions:
     wait_for_target_ns: int
     gated: bool
     """Broken rules count in the exit code, and junit.xml is written."""
+    skip_doctor: bool = False
+    """Ask the channels nothing before the load."""
     web: tuple[str, int] | None = None
     """Where the status page listens; port 0: any free one. None: there is none."""
 
@@ -96,38 +97,34 @@ def run_plan(
         # Before the target is asked anything: a directory that can't be written is a mistake that costs no request.
         run = RunDirectory.create(options.out, name=plan.run.name or "run", now_ns=now_ns)
         try:
-            channels = preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns)
+            channels = (
+                unexamined(plan)
+                if options.skip_doctor
+                else preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns)
+            )
         except BaseException:
             discard(run)
             raise
-        for name, facts in channels.items():
-            console.print(f"{name}: {facts.url} ({facts.engine}, model {facts.model})", highlight=False, markup=False)
-        for line in cost_ahead(plan, source):
+        for line in (*introductions(channels), *cost_ahead(plan, source)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+        plan = adapted(plan, channels)
         board.emulated = any(facts.emulated for facts in channels.values())
         campaign = Campaign(plan, source, channels, fleet, run, board, console, interrupts, environ)
         return campaign.execute(gated=options.gated)
+
+
+def introductions(channels: Mapping[str, ChannelFacts]) -> Iterator[str]:
+    """Where requests go, and what is left out of them because the server refuses it (CL-04)."""
+    for name, facts in channels.items():
+        yield f"{name}: {facts.url} ({facts.engine}, model {facts.model})"
+        if facts.dropped_fields:
+            yield f"warning: {name}: the server refuses {', '.join(facts.dropped_fields)}: not sent"
 
 
 def discard(run: RunDirectory) -> None:
     """A run that never began is no run: nothing of it stays in the way of the next one."""
     run.close()
     shutil.rmtree(run.path, ignore_errors=True)
-
-
-class SteadyConsole(Console):
-    """A console that may go away: the reader of a pipe, a closed terminal. The run goes on without it."""
-
-    def on_broken_pipe(self) -> None:
-        """rich would end the process here."""
-        self.quiet = True
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """As rich's, but an output that is gone is no error."""
-        try:
-            super().print(*objects, **options)
-        except OSError:
-            self.quiet = True
 
 
 def fleet_options(plan: Plan, options: RunOptions, environ: Mapping[str, str]) -> MasterOptions:
