@@ -287,9 +287,9 @@ def test_provisioning_is_what_grafana_reads() -> None:
         "dbName": "$INFLUX_BUCKET",
         "httpMode": "POST",
         "timeInterval": "1s",
-        "httpHeaderName1": "Authorization",
     }
-    assert source["secureJsonData"] == {"httpHeaderValue1": "Token $INFLUX_TOKEN"}
+    assert (source["basicAuth"], source["basicAuthUser"]) == (True, "$INFLUX_READ_USER")
+    assert source["secureJsonData"] == {"basicAuthPassword": "$INFLUX_READ_PASSWORD"}
     assert (source["access"], source["url"], source["editable"]) == ("proxy", "$INFLUX_URL", False)
     (provider,) = yaml.safe_load((folder / "dashboards/infersiege.yaml").read_text(encoding="utf-8"))["providers"]
     assert provider["type"] == "file"
@@ -304,11 +304,8 @@ def test_provisioning_expands_only_variables_that_are_meant() -> None:
         text = "\n".join(
             line for line in path.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")
         )
-        assert set(re.findall(r"(?<!\$)\$\{?(\w+)", text.replace("$$", ""))) <= {
-            "INFLUX_URL",
-            "INFLUX_BUCKET",
-            "INFLUX_TOKEN",
-        }
+        named = set(re.findall(r"(?<!\$)\$\{?(\w+)", text.replace("$$", "")))
+        assert named <= {"INFLUX_URL", "INFLUX_BUCKET", "INFLUX_READ_USER", "INFLUX_READ_PASSWORD"}
 
 
 def test_the_page_of_measurements_is_current() -> None:
