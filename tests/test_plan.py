@@ -18,10 +18,10 @@ from infersiege.plan.document import document
 from infersiege.plan.keys import keys_of, sub_table
 
 ROOT = Path(__file__).parents[1]
-KEYS = dict.fromkeys(("TAOTOKEN_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "INFLUX_TOKEN"), "k")
+EXAMPLE_KEYS = dict.fromkeys(("TAOTOKEN_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "INFLUX_TOKEN"), "k")
 """What the examples name."""
 EXAMPLES = sorted((ROOT / "examples" / "plans").glob("*.toml"))
-KEYS = dict.fromkeys(("TAOTOKEN_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "INFLUX_TOKEN"), "k")
+EXAMPLE_KEYS = dict.fromkeys(("TAOTOKEN_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "INFLUX_TOKEN"), "k")
 """Every variable that an example names."""
 
 GOOD = """\
@@ -68,7 +68,7 @@ def test_a_plan_has_its_defaults_filled_in(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_examples_load(path: Path) -> None:
-    plan = load_plan(path, environ=KEYS)
+    plan = load_plan(path, environ=EXAMPLE_KEYS)
     assert plan.channels
     assert plan.workloads
 
@@ -844,7 +844,7 @@ def test_resolve_gives_a_new_nonce_unless_the_plan_has_one(tmp_path: Path) -> No
 
 def test_plan_json_and_back(tmp_path: Path) -> None:
     for path in [*EXAMPLES, write(tmp_path, GOOD)]:
-        plan = load_plan(path, environ=KEYS)
+        plan = load_plan(path, environ=EXAMPLE_KEYS)
         assert plan_from_json(plan_json(plan)) == plan
     with pytest.raises(InternalError):
         plan_from_json(b"{}")
