@@ -18,8 +18,6 @@ from infersiege.plan.document import document
 from infersiege.plan.keys import keys_of, sub_table
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE_KEYS = dict.fromkeys(("TAOTOKEN_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "INFLUX_TOKEN"), "k")
-"""What the examples name."""
 EXAMPLES = sorted((ROOT / "examples" / "plans").glob("*.toml"))
 EXAMPLE_KEYS = dict.fromkeys(("TAOTOKEN_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "INFLUX_TOKEN"), "k")
 """Every variable that an example names."""
