@@ -53,13 +53,16 @@ class Served:
         with urllib.request.urlopen(root_url(self.base_url, path), timeout=30) as answer:
             return bytes(answer.read())
 
-    def post(self, path: str, body: dict[str, object]) -> dict[str, object]:
+    def send(self, path: str, body: dict[str, object]) -> bytes:
         request = urllib.request.Request(
             root_url(self.base_url, path), json.dumps(body).encode(), {"content-type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
-            value: dict[str, object] = json.load(answer)
-            return value
+            return bytes(answer.read())
+
+    def post(self, path: str, body: dict[str, object]) -> dict[str, object]:
+        value: dict[str, object] = json.loads(self.send(path, body))
+        return value
 
     def counters(self) -> dict[str, float]:
         """Our word -> the engine's count since its start; 0 for what it has not counted yet."""
@@ -217,7 +220,8 @@ def test_it_tells_what_its_profile_says(served: Served) -> None:
     }[served.engine]
     assert {name: told.get(name) for name in expected} == expected
     # Most series are there from their first count on.
-    served.post("/v1/completions", {"model": "tiny", "prompt": "The sea", "max_tokens": 4, "ignore_eos": True})
+    asked = {"model": "tiny", "prompt": "The sea", "max_tokens": 8, "ignore_eos": True, "stream": True}
+    assert served.send("/v1/completions", asked).endswith(b"data: [DONE]\n\n")
     named = {name.partition("{")[0] for sum_of in profile.metrics.values() for name in sum_of.split(" + ")}
     page_text = served.get("/metrics").decode()
     # Nothing was retracted.
