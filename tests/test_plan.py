@@ -313,6 +313,13 @@ FAULTS = [
         "their own; send one request for each",
     ),
     (
+        "TK-13: an output length that nothing would fix",
+        '"vllm"',
+        '"tgi"\nignore_eos = true',
+        "plan.toml:5: channel.local.ignore_eos: no field of Text Generation Inference that fixes the length is known; "
+        "put yours in extra_body",
+    ),
+    (
         "an output length that this dialect can't fix",
         '"m"',
         '"m"\ndialect = "anthropic-messages"\nignore_eos = true',

@@ -151,6 +151,11 @@ def _dialect(draft: Draft, here: KeyPath, channel: Channel) -> None:
             faults.add(where, f"can't be measured: {reason}")
     if channel.ignore_eos and name not in _FIXED_LENGTH and faults.ok(*here, "ignore_eos"):
         faults.add((*here, "ignore_eos"), f"{name} has no field for it; use one of {', '.join(_FIXED_LENGTH)}")
+    elif channel.ignore_eos and profile.ignore_eos_fields is None and faults.ok(*here, "ignore_eos"):
+        faults.add(
+            (*here, "ignore_eos"),
+            f"no field of {profile.title} that fixes the length is known; put yours in extra_body",
+        )
     if channel.prompt_cache_key and faults.ok(*here, "prompt_cache_key"):
         if name not in CACHE_KEY_DIALECTS:
             known = ", ".join(CACHE_KEY_DIALECTS)
