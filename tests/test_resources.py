@@ -672,6 +672,8 @@ def test_resources_are_in_the_summary_and_survive_its_file(run: RunDirectory) ->
         (b'{"at_ns": 17', "the last line is torn", "a crash of the agent"),
         (b"\x00\x00\x00\n", "zero bytes; the rest of these series is left out", "a crash of the disk"),
         (b'{"at_ns": "x"}\n', "the rest of these series is left out", "edited by hand"),
+        (b'{"x": ' + b"[" * 100_000 + b"\n", "the rest of these series is left out", "deeper than a stack"),
+        (b'{"x": ' + b"[" * 100_000, "the last line is torn", "the same without its end"),
     ],
 )
 def test_damaged_series_are_a_warning(run: RunDirectory, tail: bytes, says: str, why: str) -> None:

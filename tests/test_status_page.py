@@ -284,6 +284,24 @@ def test_no_stranger_disturbs_it(capfd: pytest.CaptureFixture[str], caplog: pyte
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"".join(b"x-%d: 1\r\n" % n for n in range(150)), 431),
+        (b"x: " + b"a" * 70_000 + b"\r\n", 400),
+        (b"content-length: many\r\n", 400),
+    ],
+    ids=["more headers than http.client takes", "a longer line than gevent takes", "no number"],
+)
+def test_a_head_that_cannot_be_read_prints_nothing(head: bytes, status: int, capfd: pytest.CaptureFixture[str]) -> None:
+    with served(board().snapshot) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n" + head + b"\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 %d " % status)
+        assert ask(port, "/health")[0].status == 200
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
 def test_silent_clients_lose_their_place() -> None:
     """More connections than there are places, and none of them says anything."""
     with served(board().snapshot, patience_s=0.3) as port:

@@ -31,6 +31,9 @@ _ROWS_PER_READ: Final = 1 << 20
 
 T = TypeVar("T")
 
+UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What a decoder raises for bytes that are no row: RecursionError for lists in lists in lists."""
+
 
 class RunDirectory:
     """One run's files. Make it with `create` (the master) or `open` (everybody else)."""
@@ -256,7 +259,7 @@ class RunDirectory:
                 for number, line in enumerate(lines, 1):
                     try:
                         row = decode(line)
-                    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                    except UNREADABLE as error:
                         if line.endswith(b"\n"):
                             raise bad_line(path, number, line, error) from None
                         if on_torn is not None:
@@ -274,7 +277,7 @@ class RunDirectory:
             return msgspec.json.decode((self.path / file).read_bytes(), type=kind)
         except OSError as error:
             raise self._unreadable(file, error) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise self._broken(file, error) from None
 
     def _check_version(self, file: str) -> None:
@@ -284,7 +287,7 @@ class RunDirectory:
             version = msgspec.json.decode(path.read_bytes(), type=Versioned).schema_version
         except OSError as error:
             raise self._unreadable(file, error) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise self._broken(file, error) from None
         if version > SCHEMA_VERSION:
             raise RunDirectoryError(

@@ -15,6 +15,7 @@ import ipaddress
 import logging
 import re
 from collections.abc import Callable, Iterable
+from http.client import HTTPException
 from typing import Any
 
 import msgspec
@@ -219,13 +220,17 @@ def _headers(page: str) -> list[tuple[str, str]]:
 
 
 class _Handler(WSGIHandler):  # type: ignore[misc]
-    """gevent's, which would print a traceback for a client that falls silent within its request."""
+    """gevent's, which would print a traceback into the run's output for what a client does."""
 
-    def read_request(self, raw_requestline: str) -> Any:
-        try:
-            return super().read_request(raw_requestline)
-        except OSError:
-            return None  # gevent makes it a 400
+    def _handle_client_error(self, error: Exception) -> tuple[str, bytes]:
+        """The whole answer to a request that can't be read."""
+        # http.client takes 100 headers.
+        status = "431 Request Header Fields Too Large" if isinstance(error, HTTPException) else "400 Bad Request"
+        return status[:3], f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-length: 0\r\n\r\n".encode()
+
+    def handle_error(self, kind: type[BaseException], error: BaseException, _trace: object) -> None:
+        log.info("a request of the status page: %s: %s", kind.__name__, error)
+        self._send_error_response_if_possible(500)
 
 
 class _Server(WSGIServer):  # type: ignore[misc]
