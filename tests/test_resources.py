@@ -251,6 +251,40 @@ def test_damaged_values_are_left_out(summary: Summary) -> None:
     assert found.power_mean_w == 100.0 and found.sm_active_mean is None
 
 
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    [
+        ("sm_active", 50.0, 0.5),
+        ("sm_active", -1.0, 0.5),
+        ("power_mean_w", -3.0, 300.0),
+        ("energy_j", -1.0, 300.0),
+        ("memory_used_mean_bytes", -5.0 * (1 << 20), 1e9),
+        ("memory_used_mean_bytes", 1e30, 1e9),
+        ("sm_active", math.inf, 0.5),
+    ],
+)
+def test_a_value_that_cannot_be_is_missing_and_counted(summary: Summary, name: str, bad: float, good: float) -> None:
+    rows = [gpu_row(at(second), **{name: good}) for second in range(1, 100)]
+    found = watched([*rows, gpu_row(at(100), **{name: bad})])
+    values = found.gpus[0].column(name)
+    assert np.isnan(values[99]) and (values[:99] == good).all()
+    (line,) = found.notes
+    assert line.startswith("1 values of GPUs and engines are out of range") and f"gpu.{name} (1)" in line
+    assert line in warnings(stages(found, summary, [window(30, 90)]), found)
+
+
+def test_an_engine_that_cannot_be_makes_no_limit(summary: Summary) -> None:
+    rows = [engine_row(at(second), kv_use=50.0, waiting=1e308) for second in range(1, 101)]
+    found = one(rows, summary)
+    assert (found.kv_use_mean, found.waiting_peak) == (None, None) and found.limit not in ("KV cache", "queue")
+
+
+@pytest.mark.parametrize(("value", "kept"), [(1.004, 1.0), (-0.004, 0.0), (0.0, 0.0), (1.0, 1.0)])
+def test_a_share_that_is_off_by_a_rounding_is_put_right(value: float, kept: float) -> None:
+    found = watched([gpu_row(at(1), sm_active=value)])
+    assert found.gpus[0].column("sm_active")[0] == kept and found.notes == ()
+
+
 # ------------------------------------------------------------------------------------------------- several cards
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.records import SeriesRow
+from infersiege.resources.plausible import believed, bounds_of
 
 SECOND_NS = 1_000_000_000
 
@@ -40,6 +41,7 @@ ENGINE_COLUMNS = (
 )  # fmt: skip
 COLUMNS = {"gpu": GPU_COLUMNS, "gpu_host": HOST_COLUMNS, "engine": ENGINE_COLUMNS}
 """Measurement -> the fields that figures, rules and charts read; the others stay in the run directory."""
+_BOUNDS = {measurement: tuple(bounds_of(measurement, name) for name in names) for measurement, names in COLUMNS.items()}
 _BUCKETS = "ttft_buckets"
 
 
@@ -55,6 +57,8 @@ class Building:
     buckets: list[str | None] = field(default_factory=list)
     errors: list[tuple[int, str]] = field(default_factory=list)
     """(at_ns, error text) of the points that could not be read."""
+    unbelieved: Counter[str] = field(default_factory=Counter)
+    """Field -> values that it can't have, which are missing."""
 
     @property
     def good(self) -> str:
@@ -64,9 +68,12 @@ class Building:
     def add(self, row: SeriesRow) -> None:
         self.at_ns.append(row.at_ns)
         value_of = row.fields.get
-        for column, name in zip(self.columns, self.names, strict=True):
+        for column, name, bounds in zip(self.columns, self.names, _BOUNDS[self.measurement], strict=True):
             value = value_of(name)
-            column.append(value if isinstance(value, float) else np.nan)
+            kept = believed(value, bounds) if isinstance(value, float) else np.nan
+            column.append(kept)
+            if kept != kept and isinstance(value, float) and value == value:
+                self.unbelieved[name] += 1
         good = self.good
         if good == "up":
             text = value_of(_BUCKETS)

@@ -83,8 +83,23 @@ def gather(
         engines=tuple(engines),
         silent=tuple(host for host in hosts if host not in told) if kept else (),
         by_channel=owner.by_channel,
-        notes=tuple(owner.notes),
+        notes=(*owner.notes, *_unbelieved(found.values())),
     )
+
+
+def _unbelieved(found: Iterable[Building]) -> list[str]:
+    """One line for all values that can't be, whatever the series."""
+    fields: Counter[str] = Counter()
+    for building in found:
+        for name, count in building.unbelieved.items():
+            fields[f"{building.measurement}.{name}"] += count
+    if not fields:
+        return []
+    most = [f"{name} ({count:,})" for name, count in fields.most_common()]
+    return [
+        f"{fields.total():,} values of GPUs and engines are out of range and count as missing: {_listed(most)}: what "
+        "wrote these points is not to be trusted"
+    ]
 
 
 class _Owner:
