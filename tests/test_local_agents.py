@@ -128,7 +128,11 @@ def test_gp_12_no_driver_is_one_line_and_no_end(
         {**os.environ, "LD_LIBRARY_PATH": str(broken.parent)},
     )
     (line,) = wait_for(agents.problems)
-    assert line.startswith("GPU series: no NVML on this host") and "\n" not in line and "Traceback" not in line
+    assert (
+        line.startswith("GPU series: the GPUs of this host are not in this run: ")
+        and "\n" not in line
+        and "Traceback" not in line
+    )
     wait_for(lambda: list(run.read_series(ENGINE_SERIES)))
     agents.stop()
     assert agents.problems() == [line], "told once, whatever comes"
@@ -152,7 +156,44 @@ def test_a_killed_agent_is_a_problem(
     wait_for(lambda: list(run.read_series(ENGINE_SERIES)))
     os.kill(pids_of(agents)[0], signal.SIGKILL)
     (line,) = wait_for(agents.problems)
-    assert "signal 9" in line
+    assert line.endswith(f"(signal 9): see {run.path / 'logs' / 'agent-engine.log'}"), (
+        "no line of its log is the reason"
+    )
+
+
+def test_a_line_that_is_no_error_is_no_reason(
+    run: RunDirectory, emulator: EmulatorProcess, started: Callable[..., LocalAgents]
+) -> None:
+    agents = started(plan(emulator.base_url, engine_metrics=True), run)
+    wait_for(lambda: list(run.read_series(ENGINE_SERIES)))
+    with (run.path / "logs" / "agent-engine.log").open("a") as log:
+        log.write("note: 37 points wait\n")
+    os.kill(pids_of(agents)[0], signal.SIGKILL)
+    (line,) = wait_for(agents.problems)
+    assert "signal 9" in line and "37 points" not in line
+
+
+def test_an_agent_that_wrote_no_point_is_a_problem(
+    run: RunDirectory, emulator: EmulatorProcess, started: Callable[..., LocalAgents]
+) -> None:
+    """SIGTERM while it starts, as when a driver hangs then: no point, no file, no word."""
+    agents = started(plan(emulator.base_url, engine_metrics=True), run)
+    agents.stop()
+    (line,) = agents.problems()
+    assert line.startswith("engine series: the agent wrote no point") and "\n" not in line
+    assert not list(run.read_series(ENGINE_SERIES))
+
+
+def test_a_host_whose_cards_are_lost_has_its_own_words(
+    run: RunDirectory, nvml: Path, started: Callable[..., LocalAgents]
+) -> None:
+    """The agent's error says what is wrong: there is NVML here."""
+    control = fake_nvml.Control(run.path.parent / "nvml.conf")
+    control.set(count=0)
+    agents = started(plan(gpu=True), run, control.environ(nvml))
+    (line,) = wait_for(agents.problems)
+    assert line.startswith("GPU series: the GPUs of this host are not in this run: ")
+    assert "has no GPU" in line and "no NVML" not in line
 
 
 def test_a_cloud_alone_has_nothing_to_scrape(run: RunDirectory, started: Callable[..., LocalAgents]) -> None:

@@ -44,6 +44,8 @@ class _Agent:
     command: list[str]
     environ: dict[str, str]
     log: Path
+    out: Path
+    """Its points."""
     process: subprocess.Popen[bytes] | None = None
     problem: str | None = None
     stopping: bool = False
@@ -120,9 +122,10 @@ class LocalAgents:
 
         A database of the environment is not among them: the plan alone says where points go.
         """
+        out = (self._run.telemetry / series).absolute()
         # -P: a module of the folder in which somebody stands is none of ours.
         arguments = [sys.executable, "-P", "-m", "infersiege_agents.cli", command]
-        arguments += ["--out", str((self._run.telemetry / series).absolute()), "--with-parent", str(os.getpid())]
+        arguments += ["--out", str(out), "--with-parent", str(os.getpid())]
         arguments += [*more, *self._influx()]
         token = self._plan.telemetry.influx_token_env if self._plan.telemetry.influx_url else None
         logs = self._run.path / "logs"
@@ -134,6 +137,7 @@ class LocalAgents:
                 command=arguments,
                 environ={**bare(self._environ, (*keep, *([token] if token else []))), **keys},
                 log=logs / f"agent-{command}.log",
+                out=out,
             )
         )
 
@@ -208,23 +212,31 @@ def _launch(agent: _Agent) -> None:
 
 
 def _why_ended(agent: _Agent, code: int) -> str:
-    """One line from its exit code and the end of its log."""
+    """One line from its exit code and the errors in its log."""
     said = _last_error(agent.log)
     if code == NO_GPU:
-        return f"GPU series: no NVML on this host, so its GPUs are not in this run ({said or 'no driver'})"
+        return f"GPU series: the GPUs of this host are not in this run: {said or 'no driver, or no GPU'}"
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    if not said and _wrote_nothing(agent):
+        return f"{agent.kind} series: the agent wrote no point: it ended ({how}): see {agent.log}"
     return f"{agent.kind} series end early: their agent ended ({how}): {said or f'see {agent.log}'}"
 
 
 def _last_error(log: Path) -> str:
-    """The last line that begins with `error:`, else the last one that is no hint; empty: it said nothing."""
+    """The last line that begins with `error:`; empty: there is none. Notes and warnings are no reason of an end."""
     try:
-        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()[-50:]]
+        lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
     except OSError:
         return ""
-    told = [line for line in lines if line and not line.startswith("hint:")]
-    errors = [line for line in told if line.startswith("error:")]
-    return (errors or told or [""])[-1].removeprefix("error:").strip()[:300]
+    errors = [line for line in lines if line.startswith("error:")]
+    return errors[-1].removeprefix("error:").strip()[:300] if errors else ""
+
+
+def _wrote_nothing(agent: _Agent) -> bool:
+    try:
+        return agent.out.stat().st_size == 0
+    except OSError:
+        return True
 
 
 def _reap(agent: _Agent, patient: Callable[[], bool]) -> None:
@@ -233,12 +245,24 @@ def _reap(agent: _Agent, patient: Callable[[], bool]) -> None:
         return
     while process.poll() is None and patient():
         time.sleep(0.01)
-    if process.poll() is None:
+    killed = process.poll() is None
+    if killed:
         process.kill()
         process.wait()
-        if agent.problem is None:
-            agent.problem = f"{agent.kind} series: their agent did not end in time and was killed"
+    if agent.problem is not None:
         return
-    if agent.problem is None and process.returncode not in (0, -signal.SIGTERM):
+    # SIGTERM before it could take signals is the end that it was told to make.
+    failed = not killed and process.returncode not in (0, -signal.SIGTERM)
+    if failed and (said := _last_error(agent.log)):
         # Such as an engine that never answered.
-        agent.problem = f"{agent.kind} series: {_last_error(agent.log) or f'exit code {process.returncode}'}"
+        agent.problem = f"{agent.kind} series: {said}"
+    elif _wrote_nothing(agent):
+        how = " and was killed, since it did not end in time" if killed else ""
+        agent.problem = f"{agent.kind} series: the agent wrote no point{how}: see {agent.log}"
+    elif killed:
+        agent.problem = f"{agent.kind} series: their agent did not end in time and was killed"
+    elif failed:
+        how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+        agent.problem = f"{agent.kind} series: {how}: see {agent.log}"
+            f"{agent.kind} series: {f'signal {-code}' if code < 0 else f'exit code {code}'}: see {agent.log}"
+        )
