@@ -264,5 +264,3 @@ def _reap(agent: _Agent, patient: Callable[[], bool]) -> None:
     elif failed:
         how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
         agent.problem = f"{agent.kind} series: {how}: see {agent.log}"
-            f"{agent.kind} series: {f'signal {-code}' if code < 0 else f'exit code {code}'}: see {agent.log}"
-        )
