@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from infersiege_agents.errors import AgentError
-from infersiege_agents.influx import DurableWriter, set_aside, spool, spool_directory, target_of
+from infersiege_agents.influx import DurableWriter, losses, set_aside, spool, spool_directory, target_of
 from infersiege_agents.points import Point
+from influx_recorder import Recorder, carry_on, until
 
 TARGET = target_of("http://127.0.0.1:8086", bucket="perf", org="acme", token="secret")
 
@@ -193,3 +196,81 @@ def test_what_others_keep_in_the_spool_is_left_alone(name: str, file: str, why: 
         spool.remove_finished(directory)
     assert (folder / file).read_text() == "precious", why
     assert name == "run-1-2" or not (folder / "lock").exists(), "nothing is put there either"
+
+
+KILLED = (
+    "import os, pathlib, sys\n"
+    "from infersiege_agents.influx import DurableWriter, target_of\n"
+    "from infersiege_agents.points import Point\n"
+    "writer = DurableWriter(target_of(sys.argv[1]), pathlib.Path(sys.argv[2]), source='gpu', flush_every_s=3600)\n"
+    "writer.start()\n"
+    "for number in range(30):\n"
+    "    writer.put(Point('stream', {}, {'value': number}, 10**18 + number))\n"
+    "    if number == 19:\n        writer._flush(writer._clock())\n"
+    "os.kill(os.getpid(), 9)\n"
+)
+
+
+def test_ig_01_what_a_killed_writer_had_in_memory_is_counted_by_the_next_one_once(tmp_path: Path) -> None:
+    recorder = Recorder()
+    try:
+        killed = subprocess.run([sys.executable, "-c", KILLED, recorder.url, str(tmp_path)], check=False, timeout=30)
+        assert killed.returncode == -9
+        losses_told = []
+        for _ in range(2):
+            until(lambda: not any(spool.living(directory) for directory in spool.writers(tmp_path)))
+            writer = DurableWriter(target_of(recorder.url), tmp_path, source="gpu", host="node-7")
+            writer.start()
+            counters = writer.close()
+            losses_told.append((counters.lost_before, [line for line in writer.notices if "were lost" in line]))
+            assert counters.written == counters.acknowledged == 1, "losses of others are not among its own points"
+        lost = "10 points were lost when an earlier writer was killed: they were not on disk yet "
+        assert losses_told == [(10, [lost + "(counted as lost_before in infersiege_writer)"]), (0, [])]
+        told = [line for line in recorder.lines(b"infersiege_writer") if b"lost_before=10.0" in line]
+        assert len(told) == 1
+        assert told[0].startswith(b"infersiege_writer,host=node-7,source=gpu ")
+        assert len(set(recorder.lines())) == 20
+        assert not list(tmp_path.iterdir())
+    finally:
+        recorder.close()
+
+
+def test_a_loss_in_a_directory_that_was_still_in_use_is_found_by_the_sender(tmp_path: Path) -> None:
+    recorder = Recorder()
+    target = target_of(recorder.url)
+    directory, lock = spool.create(tmp_path, "gpu", target, 1)
+    losses.CountsFile(directory).keep(written=9, dropped=2, sealed=3, opened=0)
+    writer = DurableWriter(target, tmp_path, source="gpu", flush_every_s=0.05)
+    try:
+        writer.start()
+        assert writer.counters().lost_before == 0
+        assert directory.exists()
+        os.close(lock)
+        carry_on(writer, lambda: writer.counters().lost_before == 4)
+        assert [line[:20] for line in writer.notices] == ["4 points were lost w"]
+        assert not directory.exists()
+    finally:
+        writer.close()
+        recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("counts", "content", "expected", "why"),
+    [
+        ((10, 0, 4, 3, 0), b"a\nb\nc\n", 3, "what was in memory"),
+        ((10, 0, 4, 1, 2), b"a\nb\nc\nd", 3, "killed in a write that had come to an end: the file says so"),
+        ((10, 0, 4, 1, 2), b"a\nb", 5, "killed in a write that had not"),
+        ((10, 6, 4, 0, 0), b"", 0, "dropped ones were counted by the writer itself"),
+        ((10, 6, 7, 0, 0), b"", 0, "never less than none"),
+    ],
+)
+def test_losses_by_the_moment_of_the_kill(
+    tmp_path: Path, counts: tuple[int, int, int, int, int], content: bytes, expected: int, why: str
+) -> None:
+    file = losses.CountsFile(tmp_path)
+    file.keep(*counts)
+    file.close()
+    (tmp_path / "000000000004.open").write_bytes(content)
+    assert losses.lost(tmp_path) == expected, why
+    (tmp_path / "000000000004.open").unlink()
+    assert spool.remove_finished(tmp_path) is (losses.lost(tmp_path) == 0), "a loss that nobody told of stays"

@@ -377,6 +377,7 @@ WRITER = Measurement(
         _number("dropped", "points", "Points lost, because spool and memory were full"),
         _number("taken_up", "points", "Points of earlier writers that this one has sent"),
         _number("left_out", "values", "Values that were not finite numbers"),
+        _number("lost_before", "points", "Points that earlier writers had in memory when they were killed"),
         _number("clock_offset", "s", "This host's clock minus the database's, to the second"),
     ),
 )  # fmt: skip

@@ -25,6 +25,9 @@ class Counters:
     """Points of earlier writers that this one has delivered. Not among `written`."""
     inherited: int = 0
     """Points of earlier writers that still wait. Not among `written`."""
+    lost_before: int = 0
+    """Points that earlier writers lost when they were killed (not on disk yet), as far as this one found them first.
+    Not among `written`."""
 
     @property
     def in_memory(self) -> int:

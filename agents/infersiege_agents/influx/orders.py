@@ -45,6 +45,8 @@ class Status:
     """Points of dead writers that this sender has delivered."""
     inherited: int = 0
     """Points of dead writers that wait."""
+    lost_before: int = 0
+    """Points that dead writers lost, found by this sender."""
     elsewhere_bytes: int = 0
     """Disk that all other directories of the spool take."""
     beat: int = 0

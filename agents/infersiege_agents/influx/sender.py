@@ -24,7 +24,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import cast
 
-from infersiege_agents.influx import set_aside, spool
+from infersiege_agents.influx import losses, set_aside, spool
 from infersiege_agents.influx.answers import Verdict
 from infersiege_agents.influx.orders import Orders, Settings, Status
 from infersiege_agents.influx.pieces import Piece, Progress, read_piece
@@ -144,6 +144,7 @@ class Sender:
                 if (lock := spool.claim(directory)) is None:
                     continue
                 try:
+                    self._settle_losses(directory)
                     spool.recover(directory)
                     if spool.listing(directory).waiting:
                         self._locks[directory], lock = lock, -1
@@ -152,6 +153,12 @@ class Sender:
                 finally:
                     if lock >= 0:
                         os.close(lock)
+
+    def _settle_losses(self, directory: Path) -> None:
+        """What a killed writer took with it is counted by whoever comes first. Raises OSError."""
+        if lost := losses.settle(directory):
+            self._status = replace(self._status, lost_before=self._status.lost_before + lost)
+            self._tell()
 
     def _queue(self) -> list[Segment]:
         """What waits, oldest first: dead writers' segments before our own; after ours when time is short."""

@@ -39,6 +39,8 @@ class SenderProcess:
         self._beat_at = 0.0
         self.taken_up_before = 0
         """Points that earlier senders of this writer have taken up."""
+        self.lost_found_before = 0
+        """Losses of dead writers that earlier senders of this writer have found."""
         self.problem: str | None = None
 
     @property
@@ -138,6 +140,7 @@ class SenderProcess:
                 self._process.wait(1)
         self._process = None
         self.taken_up_before += status.taken_up
+        self.lost_found_before += status.lost_before
         with contextlib.suppress(OSError):
             (self._directory / "status.json").unlink()
         last = ""

@@ -7,6 +7,7 @@
         000000000007-998.lp               sealed by rename: segment 7 with 998 lines; deleted when the database has it
         000000000007-2.bad, ….why         2 lines of segment 7 that the database refused for good, and its words
         forgotten.json                    how many such lines were removed, because they took too much room
+        counts                            what the writer has taken and written down (influx.losses)
         status.json, sender.log           what the sender has to tell
 
 So acknowledged = sealed - what is left, and a kill -9 at any moment leaves nothing that can't be read.
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from infersiege_agents.errors import AgentError
+from infersiege_agents.influx import losses
 from infersiege_agents.influx.target import Target
 
 BLOCK_BYTES = 4096
@@ -33,7 +35,7 @@ _SEGMENT = re.compile(r"(\d{12})-(\d+)\.(lp|bad|why)")
 _OPEN = re.compile(r"(\d{12})\.open")
 _WRITER = re.compile(r"[A-Za-z0-9_.]+-\d+-\d+")
 _OURS = re.compile(
-    r"lock|(meta|status|forgotten)\.json(\.tmp)?|sender\.log|\d{12}-\d+\.(lp|bad|why)(\.tmp)?|\d{12}\.open"
+    r"lock|counts|(meta|status|forgotten)\.json(\.tmp)?|sender\.log|\d{12}-\d+\.(lp|bad|why)(\.tmp)?|\d{12}\.open"
 )
 """Files that a writer or its sender makes. A directory that holds anything else is never removed."""
 _ABANDONED_S = 60.0
@@ -244,15 +246,24 @@ def recover(directory: Path) -> None:
 
 
 def drop_waiting(directory: Path) -> None:
-    """Removes the points that wait in a dead writer's directory. The caller holds the lock. Raises OSError."""
+    """Removes the points that wait in a dead writer's directory, and the count of those that it lost.
+
+    The caller holds the lock. Raises OSError.
+    """
+    (directory / losses.NAME).unlink(missing_ok=True)
     for path in directory.iterdir():
         if _OPEN.fullmatch(path.name) or ((found := _SEGMENT.fullmatch(path.name)) and found[3] == "lp"):
             path.unlink()
 
 
 def remove_finished(directory: Path) -> bool:
-    """Removes a directory in which nothing waits and nothing was set aside. The caller holds the lock."""
+    """Removes a directory in which nothing waits, nothing was set aside, and no loss is to be told of.
+
+    The caller holds the lock.
+    """
     try:
+        if losses.lost(directory):
+            return False
         files = list(directory.iterdir())
         if any(path.suffix in (".lp", ".open", ".bad") or not _OURS.fullmatch(path.name) for path in files):
             return False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from infersiege_agents.influx import spool
+from infersiege_agents.influx import losses, spool
 from infersiege_agents.influx.target import Target
 
 
@@ -74,6 +75,26 @@ def notices(place: Path, target: Target) -> list[str]:
                 "`infersiege-agent spool drop --refused` deletes them"
             )
     return lines
+
+
+def settle_losses(place: Path, target: Target, own: Path) -> int:
+    """Points that killed writers to this database took with them. Each loss is found by one writer only.
+
+    A directory that is in use is left to the sender, which looks again.
+    """
+    points = 0
+    with contextlib.suppress(OSError):
+        for directory in spool.writers(place):
+            owner = spool.owner(directory)
+            if directory == own or owner is None or owner.identity != target.identity or not losses.lost(directory):
+                continue
+            with contextlib.suppress(OSError):
+                if (lock := spool.claim(directory)) is not None:
+                    try:
+                        points += losses.settle(directory)
+                    finally:
+                        os.close(lock)
+    return points
 
 
 def by_database(held: Iterable[Held]) -> dict[str, int]:

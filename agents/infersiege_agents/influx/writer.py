@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from infersiege_agents.influx import losses
 from infersiege_agents.influx import spool as spools
 from infersiege_agents.influx.counters import Counters
 from infersiege_agents.influx.orders import Settings, Status, read_status
 from infersiege_agents.influx.sender_process import SenderProcess
-from infersiege_agents.influx.survey import notices
+from infersiege_agents.influx.survey import notices, settle_losses
 from infersiege_agents.influx.target import Target
 from infersiege_agents.points import Point, line_of
 
@@ -35,7 +36,7 @@ class DurableWriter:
     """Points to one database, through a spool on disk. For one thread at a time; greenlets of one thread are fine.
 
     `put` and `tick` never raise and never wait for a network. A kill -9 of this process loses what was not flushed
-    yet (`flush_every_s`); one of the sender or of the database loses nothing.
+    yet (`flush_every_s`), and the next writer counts it; one of the sender or of the database loses nothing.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class DurableWriter:
         spool: Path,
         *,
         source: str,
+        host: str | None = None,
         flush_every_s: float = 1.0,
         memory_points: int = 100_000,
         spool_bytes: int = 512 << 20,
@@ -54,7 +56,8 @@ class DurableWriter:
         """`memory_points` and `spool_bytes` bound what waits: beyond both, new points are dropped and counted.
 
         `spool_bytes` is for the whole spool directory, with what other writers left there. `settings` are the
-        sender's; its token is taken from the target.
+        sender's; its token is taken from the target. `host` is the tag of infersiege_writer's rows; None: this host's
+        name.
         """
         self.target = target
         self.spool = spool
@@ -69,12 +72,15 @@ class DurableWriter:
         self._settings = replace(given, token=target.token, set_aside_bytes=most_set_aside)
         self._clock = clock
         self._wall_ns = wall_ns
-        self._host = socket.gethostname()
+        self._host = host or socket.gethostname()
         self._lock = -1
         self._lines: list[bytes] = []
         self._line_bytes = 0
         self._written = self._dropped = self._left_out = 0
+        self._lost_before = 0
+        """Found by ourselves at the start; the sender finds more."""
         self._drops_began_ns: int | None = None
+        self._counts: losses.CountsFile | None = None
         self._segment: spools.SegmentFile | None = None
         self._segment_began = 0.0
         self._sequence = 0
@@ -90,7 +96,8 @@ class DurableWriter:
         self._final: Counters | None = None
         self._closing = False
         self.notices: list[str] = []
-        """What is worth telling the user once: points that wait for other databases, and refused ones."""
+        """What is worth telling the user once: points that wait for other databases, refused ones, and points that were
+        lost when an earlier writer was killed. It may grow while the writer lives."""
 
     def start(self) -> None:
         """Takes a directory of its own and starts the sender, which takes up what dead writers left.
@@ -98,7 +105,11 @@ class DurableWriter:
         Raises AgentError when the spool can't be used.
         """
         self.directory, self._lock = spools.create(self.spool, self._source, self.target, self._wall_ns())
+        with contextlib.suppress(OSError):
+            self._counts = losses.CountsFile(self.directory)
         self.notices += notices(self.spool, self.target)
+        self._lost_before = settle_losses(self.spool, self.target, self.directory)
+        self._tell_of_losses(self._lost_before)
         now = self._clock()
         self._flush_at, self._keep_at, self._tell_at = now + self._flush_every_s, now, now + OWN_COUNTERS_EVERY_S
         self._sender = SenderProcess(self.directory, self._lock, self._settings, self._clock)
@@ -129,6 +140,7 @@ class DurableWriter:
         else:
             self._lines.append(line)
             self._line_bytes += len(line)
+        self._keep_counts()
         now = self._clock()
         full = len(self._lines) >= SEGMENT_LINES or self._line_bytes >= SEGMENT_BYTES
         if now >= self._flush_at or (full and self._disk_problem is None):
@@ -165,6 +177,7 @@ class DurableWriter:
             left_out=self._left_out,
             taken_up=self._status.taken_up + (self._sender.taken_up_before if self._sender else 0),
             inherited=self._status.inherited,
+            lost_before=self._all_lost_before(),
         )
 
     @property
@@ -210,6 +223,8 @@ class DurableWriter:
         self._read_status(self.directory)
         self._final = self.counters()
         atexit.unregister(self._at_exit)
+        if self._counts is not None:
+            self._counts.close()
         spools.remove_finished(self.directory)
         os.close(self._lock)
         return self._final
@@ -223,11 +238,29 @@ class DurableWriter:
         if points:
             self._dropped += points
             self._drops_began_ns = self._drops_began_ns or self._wall_ns()
+            self._keep_counts()
+
+    def _keep_counts(self, appending: int = 0) -> None:
+        """Leaves what a kill -9 at this moment would take to the next writer's accounts."""
+        if self._counts is not None:
+            opened = self._segment.points if self._segment else 0
+            self._counts.keep(self._written, self._dropped, self._sealed_points, opened, appending)
+
+    def _all_lost_before(self) -> int:
+        by_senders = self._status.lost_before + (self._sender.lost_found_before if self._sender else 0)
+        return self._lost_before + by_senders
+
+    def _tell_of_losses(self, points: int) -> None:
+        if points:
+            self.notices.append(
+                f"{points:,} points were lost when an earlier writer was killed: they were not on disk yet "
+                "(counted as lost_before in infersiege_writer)"
+            )
 
     def _own_counters(self) -> Point:
         """A row of infersiege_writer; it tells of all points before itself."""
         counters = self.counters()
-        names = ("written", "acknowledged", "rejected", "spooled", "dropped", "taken_up", "left_out")
+        names = ("written", "acknowledged", "rejected", "spooled", "dropped", "taken_up", "left_out", "lost_before")
         values: dict[str, float | int | str | None] = {name: getattr(counters, name) for name in names}
         values["clock_offset"] = self._status.clock_offset_s
         return Point("infersiege_writer", {"host": self._host, "source": self._source}, values, self._wall_ns())
@@ -277,7 +310,11 @@ class DurableWriter:
             self._segment = spools.SegmentFile(self.directory, self._sequence)
             self._sequence += 1
             self._segment_began = now
-        self._segment.append(b"".join(self._lines[:count]), count)
+        self._keep_counts(appending=count)
+        try:
+            self._segment.append(b"".join(self._lines[:count]), count)
+        finally:
+            self._keep_counts()
         del self._lines[:count]
         self._line_bytes -= size
 
@@ -316,7 +353,9 @@ class DurableWriter:
         self._sender.keep_alive(self._status)
 
     def _read_status(self, directory: Path) -> None:
+        before = self._all_lost_before()
         self._status = read_status(directory)
+        self._tell_of_losses(self._all_lost_before() - before)
         self._refusal = self._status.refusal or self._refusal
 
     def _at_exit(self) -> None:
