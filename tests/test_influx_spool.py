@@ -53,13 +53,17 @@ def test_a_writers_directory_is_private_locked_and_knows_its_database_but_not_th
     os.close(taken)
 
 
-@pytest.mark.parametrize("what", ["a file", "a file as parent"])
-def test_a_spool_that_cannot_be_is_one_clear_error(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("named_by", [None, "--spool"])
+@pytest.mark.parametrize(("what", "seen"), [("a file", "is a file"), ("a file as parent", "Not a directory")])
+def test_a_spool_that_cannot_be_is_one_clear_error_that_names_what_to_change(
+    what: str, seen: str, named_by: str | None, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     place = tmp_path / "file" if what == "a file" else tmp_path / "file" / "spool"
-    with pytest.raises(AgentError, match=r"telemetry spool .*file.*: (File exists|Not a directory)") as caught:
-        spool.create(place, "run", TARGET, 1)
-    assert "INFERSIEGE_TELEMETRY_SPOOL" in (caught.value.hint or "")
+    with pytest.raises(AgentError) as caught:
+        DurableWriter(TARGET, place, source="run", named_by=named_by).start()
+    assert str(caught.value) == f"telemetry spool {place}: {seen}"
+    assert f"set {named_by or 'INFERSIEGE_TELEMETRY_SPOOL'} to a directory" in (caught.value.hint or "")
 
 
 def test_a_directory_that_was_removed_meanwhile_cannot_be_claimed(tmp_path: Path) -> None:

@@ -89,11 +89,14 @@ def spool_directory(environ: Mapping[str, str]) -> Path:
     return base / "infersiege" / "telemetry"
 
 
-def create(spool: Path, source: str, target: Target, started_ns: int) -> tuple[Path, int]:
+def create(
+    spool: Path, source: str, target: Target, started_ns: int, *, named_by: str | None = None
+) -> tuple[Path, int]:
     """A writer's own directory, locked: (path, lock). Raises AgentError when the spool can't be used.
 
     It gets its name when it is complete, so that nobody takes it for one that a dead writer left; and it is on the disk
-    for good: points that survive a power cut are of no use without their database.
+    for good: points that survive a power cut are of no use without their database. `named_by` is the option or setting
+    that named the spool, for the hint; None: nothing did, or the environment.
     """
     name = f"{re.sub(r'[^A-Za-z0-9_.]+', '_', source) or 'writer'}-{os.getpid()}-{started_ns}"
     try:
@@ -107,10 +110,11 @@ def create(spool: Path, source: str, target: Target, started_ns: int) -> tuple[P
         draft.rename(spool / name)
         sync(spool)
     except OSError as error:
+        seen = "is a file" if isinstance(error, FileExistsError) and not spool.is_dir() else error.strerror or error
         raise AgentError(
-            f"telemetry spool {spool}: {error.strerror or error}",
-            hint="points wait there while the database is away; set INFERSIEGE_TELEMETRY_SPOOL to a directory on a "
-            "local disk that this user may write to",
+            f"telemetry spool {spool}: {seen}",
+            hint=f"points wait there while the database is away; set {named_by or 'INFERSIEGE_TELEMETRY_SPOOL'} to a "
+            "directory on a local disk that this user may write to",
         ) from error
     return spool / name, lock
 

@@ -46,6 +46,7 @@ class DurableWriter:
         *,
         source: str,
         host: str | None = None,
+        named_by: str | None = None,
         flush_every_s: float = 1.0,
         memory_points: int = 100_000,
         spool_bytes: int = 512 << 20,
@@ -57,10 +58,11 @@ class DurableWriter:
 
         `spool_bytes` is for the whole spool directory, with what other writers left there. `settings` are the
         sender's; its token is taken from the target. `host` is the tag of infersiege_writer's rows; None: this host's
-        name.
+        name. `named_by`: the option that named the spool (`--spool`), for the hint when it can't be used.
         """
         self.target = target
         self.spool = spool
+        self._named_by = named_by
         self.directory: Path | None = None
         """This writer's own, below the spool, once started."""
         self._source = source
@@ -104,7 +106,9 @@ class DurableWriter:
 
         Raises AgentError when the spool can't be used.
         """
-        self.directory, self._lock = spools.create(self.spool, self._source, self.target, self._wall_ns())
+        self.directory, self._lock = spools.create(
+            self.spool, self._source, self.target, self._wall_ns(), named_by=self._named_by
+        )
         with contextlib.suppress(OSError):
             self._counts = losses.CountsFile(self.directory)
         self.notices += notices(self.spool, self.target)
