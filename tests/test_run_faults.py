@@ -316,6 +316,24 @@ def test_full_disk_loses_no_record(siege: Siege, emulator: EmulatorProcess, smal
     assert len(truth - {turn.request_id for turn in moved.turns}) == 1, "only the preflight's request has no record"
 
 
+def test_a_report_that_cannot_be_written_is_a_warning(siege: Siege, emulator: EmulatorProcess) -> None:
+    """Turns and summary are there: the run is good, stays where it is, and the report can be made later."""
+    running = siege.start(plan_text(emulator.base_url, load=AT_ONCE, run='duration = "2s"'))
+    deadline = time.monotonic() + 40
+    while not (running.path / "events.jsonl").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (running.path / "report.html").mkdir()
+    ran = running.wait()
+    assert (ran.code, ran.summary.exit_code, ran.summary.invalid) == (2, 0, ()), ran.out
+    assert f"run directory: {running.path}" in ran.out and "\nreport: " not in ran.out
+    (warning,) = [line for line in ran.out.splitlines() if "report.html" in line]
+    assert warning.startswith("warning: ") and f"infersiege report {running.path}" in warning
+    (running.path / "report.html").rmdir()
+    assert siege.command("report", str(running.path))[0] == 0
+    assert (running.path / "report.html").is_file()
+
+
 def test_a_closed_terminal_ends_the_run_as_ctrl_c_does(siege: Siege, emulator: EmulatorProcess) -> None:
     running = siege.start(plan_text(emulator.base_url, load=AT_ONCE, run='duration = "60s"'))
     running.until('"outcome":"ok"')

@@ -230,16 +230,30 @@ def write(run: RunDirectory, found: Rebuilt, on_unwritten: Callable[[InfersiegeE
     A file that can't be written is told to `on_unwritten`, and the others are written all the same; without it,
     UsageError is raised.
     """
-    page = render(found.summary, found.plan, found.windows, found.collected, found.events, found.watched)
-    for step in (
-        lambda: run.write_windows(found.windows),
-        lambda: run.write_summary(found.summary),
-        lambda: run.write_report(page),
-    ):
+    for step in (_write_windows, _write_summary, write_page):
         try:
-            step()
+            step(run, found)
         except InfersiegeError as error:
             if on_unwritten is None:
                 raise
             on_unwritten(error)
     return found.summary
+
+
+def write_figures(run: RunDirectory, found: Rebuilt) -> None:
+    """windows.jsonl and summary.json. Raises UsageError when one can't be written."""
+    _write_windows(run, found)
+    _write_summary(run, found)
+
+
+def write_page(run: RunDirectory, found: Rebuilt) -> None:
+    """report.html. Raises UsageError when it can't be written; it can be made at any time from the other files."""
+    run.write_report(render(found.summary, found.plan, found.windows, found.collected, found.events, found.watched))
+
+
+def _write_windows(run: RunDirectory, found: Rebuilt) -> None:
+    run.write_windows(found.windows)
+
+
+def _write_summary(run: RunDirectory, found: Rebuilt) -> None:
+    run.write_summary(found.summary)

@@ -16,17 +16,16 @@ import msgspec
 from rich.console import Console
 
 from infersiege.doctor import adapted, preflight, unexamined
-from infersiege.errors import InfersiegeError, RunInvalidError, UsageError
+from infersiege.errors import ExitCode, InfersiegeError, RunInvalidError, UsageError
 from infersiege.plan.borrowed import open_key_files
 from infersiege.plan.load import plan_hash, plan_json, resolve
 from infersiege.plan.schema import Plan
 from infersiege.records import OpenTurn, Summary
 from infersiege.report.html import EVENT_WORDS
-from infersiege.report.junit import junit_xml
 from infersiege.report.live import LiveView
-from infersiege.report.rebuild import Rebuilt, judged, read, write
+from infersiege.report.rebuild import Rebuilt, judged, read
 from infersiege.report.tables import print_summary
-from infersiege.rundir import REPORT, ChannelFacts, PlanFile, RunDirectory
+from infersiege.rundir import ChannelFacts, PlanFile, RunDirectory
 from infersiege.swarm.aftermath import LostShare, final_facts, stage_facts
 from infersiege.swarm.door import Terms
 from infersiege.swarm.dry import cost_ahead
@@ -37,6 +36,7 @@ from infersiege.swarm.interrupts import Interrupts
 from infersiege.swarm.ledger import ChannelLabels
 from infersiege.swarm.losses import Loss, LossAccount, describe
 from infersiege.swarm.master import Master
+from infersiege.swarm.papers import write_papers
 from infersiege.swarm.rpc import SECRET_VARIABLE, install
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import remove_spool
@@ -177,6 +177,8 @@ class Campaign:
         self._interrupts = interrupts
         self._board = board
         self._lost = LostShare({})
+        self._unmade: list[UsageError] = []
+        """Files for people that could not be written."""
         self._publisher = Publisher(plan, environ, titles=EVENT_WORDS)
         self._agents = LocalAgents(plan, channels, run, environ)
         self._file = PlanFile(
@@ -317,8 +319,14 @@ class Campaign:
             file = msgspec.structs.replace(file, invalid=(where, *file.invalid[len(invalid) :]))
             summary = self._report(run, file, gated=gated, end=end)
         self._console.print(f"run directory: {run.path}", highlight=False, markup=False, soft_wrap=True)
-        self._console.print(f"report: {run.path / REPORT}", highlight=False, markup=False, soft_wrap=True)
+        for unmade in self._unmade:
+            note = f"warning: {unmade}; the run is complete: `infersiege report {run.path}` makes its report"
+            self._console.print(note, highlight=False, markup=False, soft_wrap=True)
+        if run.report_path.is_file():
+            self._console.print(f"report: {run.report_path}", highlight=False, markup=False, soft_wrap=True)
         run.close()
+        if self._unmade and summary.exit_code == ExitCode.PASS:
+            summary = msgspec.structs.replace(summary, exit_code=int(ExitCode.USAGE))
         return RunResult(run, summary)
 
     def _hand_over(self) -> HandOver:
@@ -346,9 +354,7 @@ class Campaign:
         found = judged(read(run), gated=gated)
         found = told(found, unnamed(found))
         run.write_plan(found.plan)
-        write(run, found)
-        if gated:
-            run.write_junit(junit_xml(found.summary, found.summary.rules))
+        self._unmade = write_papers(run, found, gated=gated)
         found = self._with_account(run, found, end.published(run, found), gated=gated)
         print_summary(found.summary, self._console, examples=found.examples)
         if self._publisher.line is not None:
@@ -361,9 +367,7 @@ class Campaign:
             return found
         try:
             run.write_plan(found.plan)
-            write(run, found)
-            if gated:
-                run.write_junit(junit_xml(found.summary, found.summary.rules))
+            self._unmade = write_papers(run, found, gated=gated)
         except UsageError as error:
             # What was written before is whole, and lacks only this.
             note = f"warning: {error}; the run directory does not say what became of the points"
