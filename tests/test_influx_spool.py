@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from infersiege_agents import outlet
 from infersiege_agents.errors import AgentError
 from infersiege_agents.influx import DurableWriter, losses, set_aside, spool, spool_directory, target_of
 from infersiege_agents.points import Point
@@ -278,3 +280,28 @@ def test_losses_by_the_moment_of_the_kill(
     assert losses.lost(tmp_path) == expected, why
     (tmp_path / "000000000004.open").unlink()
     assert spool.remove_finished(tmp_path) is (losses.lost(tmp_path) == 0), "a loss that nobody told of stays"
+
+
+def test_an_agents_writer_has_its_host_and_a_spool_that_cannot_be_is_told_by_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host")
+    outlet.add_options(parser)
+    recorder = Recorder()
+    try:
+        directory, lock = spool.create(tmp_path / "spool", "gpu", target_of(recorder.url, bucket="infersiege"), 1)
+        losses.CountsFile(directory).keep(written=9, dropped=2, sealed=3, opened=0)
+        os.close(lock)
+        words = ["--host", "node-7", "--influx-url", recorder.url]
+        args = parser.parse_args([*words, "--spool", str(tmp_path / "spool")])
+        outlet.open_outlet(args, source="gpu", environ={}).close(5)
+        assert all(b",host=node-7," in line for line in recorder.lines(b"infersiege_writer"))
+        assert "note: 4 points were lost when an earlier writer was killed" in capsys.readouterr().err
+        (tmp_path / "file").write_text("")
+        args = parser.parse_args([*words, "--spool", str(tmp_path / "file")])
+        with pytest.raises(AgentError, match="is a file") as caught:
+            outlet.open_outlet(args, source="gpu", environ={})
+        assert "set --spool to" in (caught.value.hint or "")
+    finally:
+        recorder.close()

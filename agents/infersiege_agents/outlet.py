@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -119,23 +119,26 @@ def open_outlet(args: argparse.Namespace, *, source: str, environ: Mapping[str, 
     if target is None:
         return Outlet(None, file)
     try:
-        return Outlet(_writer(target, args.spool, source, environ), file, close_within_s=args.close_within)
+        return Outlet(_writer(args, target, source, environ), file, close_within_s=args.close_within)
     except BaseException:
         if file is not None:
             file.close()
         raise
 
 
-def _writer(target: Target, spool: Path | None, source: str, environ: Mapping[str, str]) -> Database:
+def _writer(args: argparse.Namespace, target: Target, source: str, environ: Mapping[str, str]) -> Database:
     from infersiege_agents.influx.spool import spool_directory
     from infersiege_agents.influx.writer import DurableWriter
 
-    directory = spool_directory(environ) if spool is None else spool
-    writer = DurableWriter(target, directory, source=source)
+    directory = spool_directory(environ) if args.spool is None else args.spool
+    named_by = None if args.spool is None else "--spool"
+    host = getattr(args, "host", None)
+    writer = DurableWriter(target, directory, source=source, host=host, named_by=named_by)
     writer.start()
-    for notice in writer.notices:
+    database = Database(writer, target, directory, writer.notices)
+    for notice in database.fresh_notices():
         say(f"note: {notice}")
-    return Database(writer, target, directory)
+    return database
 
 
 class Writer(Protocol):
@@ -163,10 +166,19 @@ class Writer(Protocol):
 class Database:
     """A writer with the names that its summary needs."""
 
-    def __init__(self, writer: Writer, target: Target, spool: Path) -> None:
+    def __init__(self, writer: Writer, target: Target, spool: Path, notices: Sequence[str] = ()) -> None:
+        """`notices` may grow while the writer lives."""
         self.writer = writer
         self.target = target
         self.spool = spool
+        self._notices = notices
+        self._notices_told = 0
+
+    def fresh_notices(self) -> Sequence[str]:
+        """Those that were not asked for before."""
+        fresh = self._notices[self._notices_told :]
+        self._notices_told += len(fresh)
+        return fresh
 
     def close(self, within_s: float) -> tuple[str, Counters]:
         """Send what is left, as far as the time goes: what became of the points, in words and in numbers."""
@@ -298,6 +310,8 @@ class Outlet:
             self._database.writer.tick()
             self._tell_of_database(self._database)
             self._tell_of_refusals(self._database)
+            for notice in self._database.fresh_notices():
+                self._tell(f"note: {notice}")
         if self._file is not None and self._file.problem is not None and not self._file_told:
             self._file_told = True
             self._tell(f"warning: {self._file.problem}; going on, points are lost there")
