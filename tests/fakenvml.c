@@ -38,7 +38,9 @@ static int count(void){int o[16],n=order(o); if(n>=0) return n; const char*v=get
 static int card_at(int i){int o[16],n=order(o); return n<0?i:o[i];}
 static int index_of(int g){int o[16],n=order(o); for(int i=0;i<n;i++) if(o[i]==g) return i; return n<0?g:-1;}
 static int slice_there(int g,int i){if(i>=getd(0,"mig.%d%s",g,"")) return 0; char k[32]; snprintf(k,32,"mig.%d.%d",g,i); const char*v=gets_(k); return !v||atoi(v);}
-static R pre(const char*fn,struct dev*d){ calls++; load(); char k[80]; const char*v; snprintf(k,80,"delay_us.%s",fn); if((v=gets_(k))){ if(vt>0) vt+=atof(v)/1e6; else usleep(atoi(v)); }
+/* A driver's call is not broken off by a signal. */
+static void hang(double s){ struct timespec t={(time_t)s,(long)((s-(long)s)*1e9)}; while(nanosleep(&t,&t)); }
+static R pre(const char*fn,struct dev*d){ calls++; load(); char k[80]; const char*v; snprintf(k,80,"delay_us.%s",fn); if((v=gets_(k))){ if(vt>0) vt+=atof(v)/1e6; else hang(atof(v)/1e6); }
   if(!inited) return UNINIT; if((v=gets_("epoch"))&&atol(v)!=epoch0) return UNKNOWN;
   snprintf(k,80,"rc.%s",fn); if((v=gets_(k))) return atoi(v);
   if(d&&d->mig>=0&&!slice_there(d->i,d->mig)) return NOTFOUND;

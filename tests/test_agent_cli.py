@@ -304,6 +304,9 @@ class Refusing:
     def close(self, within_s: float) -> Counters:
         return self.counters()
 
+    def hurry(self) -> None:
+        pass
+
 
 def refusing() -> tuple[Refusing, outlet.Outlet, list[str], list[float]]:
     writer, told, now = Refusing(), list[str](), [1000.0]
@@ -427,6 +430,38 @@ def test_a_full_disk_is_told_once_counted_and_stops_nobody(small_disk: Path) -> 
     assert found[:-1] == [float(number) for number in range(1000 - lost)], "whole lines only"
 
 
+@pytest.mark.parametrize(
+    ("signals", "within_s", "code"),
+    [([signal.SIGTERM], "0.5", 4), ([signal.SIGTERM, signal.SIGTERM], "60", 130), ([signal.SIGINT] * 2, "60", 130)],
+    ids=["it took no point", "a second SIGTERM", "a second Ctrl-C"],
+)
+def test_an_end_without_the_database_says_what_waits(
+    tmp_path: Path, free_port: Callable[[], int], signals: list[signal.Signals], within_s: str, code: int
+) -> None:
+    (tmp_path / "tool").write_text("device,GPU use (%)\ncard0,5\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "infersiege_agents.cli", "csv", "--command", "cat tool", "--interval", "0.2",
+         "--influx-url", f"http://127.0.0.1:{free_port()}", "--spool", "spool", "--close-within", within_s],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True, bufsize=1,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()  # the database was tried
+        process.send_signal(signals[0])
+        said = process.stderr.readline()
+        for number in signals[1:]:
+            time.sleep(0.3)
+            process.send_signal(number)
+        _, rest = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert first.startswith("warning: ")
+    assert said.startswith("ended: SIG")
+    assert process.returncode == code
+    assert re.search(r"points written, 0 acknowledged, \d+ still spooled in spool", rest), rest
+    assert "interrupted" not in rest
+
+
 def test_values_that_are_none_are_left_out(tmp_path: Path) -> None:
     file = outlet.PointFile(tmp_path / "o.jsonl")
     file.put(Point("gpu", {"host": "h"}, {"a": None, "b": float("nan"), "c": 1, "d": "x"}, 7))
@@ -439,6 +474,7 @@ def test_values_that_are_none_are_left_out(tmp_path: Path) -> None:
 def test_a_process_that_we_start_gets_what_it_needs_and_no_secret() -> None:
     environ = {
         "PATH": "/bin", "LC_ALL": "C", "PYTHONPATH": "/x", "LD_LIBRARY_PATH": "/l", "SSL_CERT_FILE": "/c",
+        "HOME": "/h", "XDG_STATE_HOME": "/s", "INFERSIEGE_TELEMETRY_SPOOL": "/t",
         "TAOTOKEN_API_KEY": TOKEN, "INFLUX_TOKEN": TOKEN, "pypi": TOKEN, "path": TOKEN, "MINE": "asked for",
     }  # fmt: skip
     kept = environment.bare(environ, keep=("MINE", "NOT_THERE"))

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import fake_nvml
 import pytest
@@ -775,9 +776,9 @@ def test_rows_of_the_readers_name_fields_of_the_table_or_counters() -> None:
 # The command
 
 
-def agent(*arguments: str, environ: dict[str, str]) -> subprocess.Popen[str]:
+def agent(*arguments: str, environ: dict[str, str], stderr: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "infersiege_agents.cli", "gpu", *arguments]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def rows_of(file: Path) -> list[Point]:
@@ -850,6 +851,44 @@ def test_gp_12_wait_writes_ok_0_and_goes_on_when_the_driver_comes(
     assert "Driver Not Loaded" in str(first.fields["error_text"])
     assert alive(cards(points))[-1] == 1
     assert "NVML can be read again" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "call", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetCount_v2"], ids=["a quick call", "the first"]
+)
+def test_a_driver_that_hangs_is_told_written_and_ended_by_one_signal(
+    library: Path, control: fake_nvml.Control, tmp_path: Path, call: str
+) -> None:
+    control.update({f"delay_us.{call}": 90_000_000})
+    file, told = tmp_path / "gpu.jsonl", tmp_path / "told"
+    with told.open("w", encoding="utf-8") as stderr:
+        process = agent("--interval", "0.5", "--out", str(file), environ=control.environ(library), stderr=stderr)
+    try:
+        until(lambda: file.is_file() and len(hosts(rows_of(file))) >= 3)
+        process.terminate()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    points = hosts(rows_of(file))
+    assert {(number(point, "ok"), number(point, "error"), number(point, "gpus")) for point in points} == {(0, 10, 0)}
+    assert call.removesuffix("_v2") in str(points[0].fields["error_text"])
+    first, *_, last = told.read_text(encoding="utf-8").splitlines()
+    assert first.startswith("warning: nvml") and "has not answered for 5 s" in first
+    assert last == f"{file}: {len(rows_of(file))} points written"
+
+
+def test_a_driver_that_hangs_does_not_outlast_seconds(
+    library: Path, control: fake_nvml.Control, tmp_path: Path
+) -> None:
+    control.update({"delay_us.nvmlDeviceGetUUID": 90_000_000})
+    process = agent("--seconds", "1", "--out", str(tmp_path / "gpu.jsonl"), environ=control.environ(library))
+    try:
+        _, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "ending without it" in err and "gpu.jsonl: 1 points written" in err
 
 
 def test_hot_restart_makes_no_duplicate_and_no_negative_value(

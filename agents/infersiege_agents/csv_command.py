@@ -177,4 +177,4 @@ def _watch(args: argparse.Namespace, commands: Sequence[Command], host: str, map
         say(f"ended: {ended}")
     finally:
         say(out.close())
-    return 0 if sampler.devices and not out.lost else TARGET
+    return out.exit_code if sampler.devices else TARGET

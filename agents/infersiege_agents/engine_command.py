@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         raise AgentError(
             f"no engine answered, not once: {engines[0].problem}", hint=engines[0].advice(), exit_code=TARGET
         )
-    return TARGET if out.lost else 0
+    return out.exit_code
 
 
 def engines_of(args: argparse.Namespace, environ: dict[str, str]) -> list[Engine]:

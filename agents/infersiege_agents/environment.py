@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 NAMES = frozenset({
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "TMPDIR", "XDG_RUNTIME_DIR",
     "XDG_STATE_HOME", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
+    "INFERSIEGE_TELEMETRY_SPOOL",
 })  # fmt: skip
 PREFIXES = ("LC_", "PYTHON")
 

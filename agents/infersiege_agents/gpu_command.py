@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING
 
 from infersiege_agents import loop, options, outlet
 from infersiege_agents.console import say
-from infersiege_agents.errors import NO_GPU, TARGET, AgentError
+from infersiege_agents.errors import NO_GPU, AgentError
 from infersiege_agents.twin import noticed
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     Raises AgentError: options, outlet, or no GPU without --wait.
     """
     from infersiege_agents.gpu_sampler import GpuSampler, Settings
+    from infersiege_agents.gpu_watchdog import Watchdog
     from infersiege_agents.nvml import Nvml
 
     fast_s = _fast(args.interval, args.fast)
@@ -76,18 +78,44 @@ def run(args: argparse.Namespace) -> int:
         expect=args.expect,
         processes=args.processes,
     )
-    sampler = GpuSampler(Nvml(), time, settings, tell=say)
-    try:
-        fault = sampler.start()
-        if fault is not None and not args.wait:
-            raise _no_gpu(fault)
-        return _sample(sampler, fast_s, settings.host, args)
-    finally:
-        sampler.close()
+    nvml = Nvml()
+    sampler = GpuSampler(nvml, time, settings, tell=say)
+    sink = _Opened(args)
+    dog = Watchdog(
+        nvml, sink, host=settings.host, interval_s=args.interval, seconds=args.seconds,
+        with_parent=args.with_parent, expect=args.expect,
+    )  # fmt: skip
+    with loop.signals() as heard:
+        dog.start()
+        try:
+            fault = sampler.start()
+            if fault is not None and not args.wait:
+                raise _no_gpu(fault)
+            return _sample(sampler, fast_s, settings.host, args, sink(), heard)
+        finally:
+            sampler.close()
+            dog.stop()
 
 
-def _sample(sampler: GpuSampler, fast_s: float, host: str, args: argparse.Namespace) -> int:
-    sink = outlet.open_outlet(args, source="gpu", environ=os.environ)
+class _Opened:
+    """The outlet, opened when it is first needed: an agent without a GPU leaves no file and no spool."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._lock = threading.Lock()
+        self._outlet: outlet.Outlet | None = None
+
+    def __call__(self) -> outlet.Outlet:
+        """Raises AgentError. Threads may call it."""
+        with self._lock:
+            if self._outlet is None:
+                self._outlet = outlet.open_outlet(self._args, source="gpu", environ=os.environ)
+            return self._outlet
+
+
+def _sample(
+    sampler: GpuSampler, fast_s: float, host: str, args: argparse.Namespace, sink: outlet.Outlet, heard: loop.Heard
+) -> int:
     since_tick = 0.0
 
     def step() -> None:
@@ -102,11 +130,11 @@ def _sample(sampler: GpuSampler, fast_s: float, host: str, args: argparse.Namesp
 
     try:
         with noticed(f"gpu of {host}", say):
-            loop.run_every(fast_s, step, seconds=args.seconds, with_parent=args.with_parent)
+            loop.run_every(fast_s, step, seconds=args.seconds, with_parent=args.with_parent, heard=heard)
         step()  # the interval that ends now
     finally:
         say(sink.close())
-    return TARGET if sink.lost else 0
+    return sink.exit_code
 
 
 def _no_gpu(fault: Fault) -> AgentError:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from types import FrameType
 
@@ -35,6 +35,7 @@ def run_every(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] | None = None,
     parent: Callable[[], int] = os.getppid,
+    heard: Heard | None = None,
 ) -> Ended:
     """Call `step` at start, start + interval, start + 2 intervals …; returns why it ended.
 
@@ -44,23 +45,24 @@ def run_every(
     `seconds`: end that long after the start (10 s each 1 s are 10 steps); None: go on for ever. `with_parent`: id
     of the process that started this one: end when it is gone, also when that was before we came here. SIGTERM and
     SIGINT end it after the step that is under way; a second SIGINT breaks into that step as KeyboardInterrupt. Signals
-    need the main thread; in others there are none.
+    need the main thread; in others there are none. `heard`: of `signals`, where a caller noted them before and goes on
+    doing so afterwards.
 
     `clock` in s, `sleep` in s and `parent` (id of the parent process) can be given by tests. What `step` raises ends
     the loop and is raised. Raises ValueError for an interval that is not above 0.
     """
     if not (interval_s > 0 and math.isfinite(interval_s)):
         raise ValueError(f"interval_s is {interval_s}: it must be above 0")
-    with _signals() as heard:
-        wait = heard.wait if sleep is None else sleep
+    with signals() if heard is None else nullcontext(heard) as noted:
+        wait = noted.wait if sleep is None else sleep
         started = clock()
         tick = 0
         while True:
             due = started + tick * interval_s
             ends = math.inf if seconds is None else started + seconds
             while True:
-                if heard.reason is not None:
-                    return heard.reason
+                if noted.reason is not None:
+                    return noted.reason
                 if with_parent is not None and parent() != with_parent:
                     return Ended.ORPHANED
                 now = clock()
@@ -88,7 +90,7 @@ def _next_tick(tick: int, now: float) -> int:
     return max(tick + 1, math.ceil(now))
 
 
-class _Heard:
+class Heard:
     """Signals that came, and a wait that they end."""
 
     def __init__(self) -> None:
@@ -113,9 +115,9 @@ class _Heard:
 
 
 @contextmanager
-def _signals() -> Iterator[_Heard]:
+def signals() -> Iterator[Heard]:
     """SIGTERM and SIGINT are noted inside, and do what they did before outside."""
-    heard = _Heard()
+    heard = Heard()
     before = {}
     try:
         if threading.current_thread() is threading.main_thread():

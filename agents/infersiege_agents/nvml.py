@@ -8,7 +8,9 @@ times a second go straight to the library's functions with buffers that are kept
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pynvml
@@ -64,6 +66,14 @@ class Fault(NamedTuple):
         return f"{words(self.code)} ({self.call})"
 
 
+class Pending(NamedTuple):
+    """A call that is under way."""
+
+    call: str
+    began_s: float
+    """On the monotonic clock."""
+
+
 class CallError(Exception):
     """A call that failed where a value was needed; only used between modules of the agent."""
 
@@ -101,11 +111,22 @@ class Nvml:
 
     def __init__(self) -> None:
         self._up = False
+        self.pending: Pending | None = None
+        """The call that the driver has not answered yet. Another thread may look at it."""
+
+    @contextmanager
+    def _waiting(self, name: str) -> Iterator[None]:
+        self.pending = Pending(name, time.monotonic())
+        try:
+            yield
+        finally:
+            self.pending = None
 
     def start(self) -> Fault | None:
         """Load and initialise it; None when it answers. Can be called again after `stop`."""
         try:
-            pynvml.nvmlInitWithFlags(0)
+            with self._waiting("nvmlInit"):
+                pynvml.nvmlInitWithFlags(0)
         except pynvml.NVMLError as error:
             return Fault(error.value, "nvmlInit")
         self._up = True
@@ -116,7 +137,8 @@ class Nvml:
         if self._up:
             self._up = False
             try:
-                pynvml.nvmlShutdown()
+                with self._waiting("nvmlShutdown"):
+                    pynvml.nvmlShutdown()
             except pynvml.NVMLError:  # that is the state which was wanted
                 return
 
@@ -126,12 +148,21 @@ class Nvml:
             function: Function = getattr(pynvml.nvmlLib, name)
         except AttributeError:
             return _lacking
-        return function
+
+        def waited_for(*arguments: object) -> int:
+            self.pending = Pending(name, time.monotonic())
+            try:
+                return function(*arguments)
+            finally:
+                self.pending = None
+
+        return waited_for
 
     def call(self, name: str, *arguments: object) -> Any:
         """pynvml's own wrapper `name`. Raises CallError."""
         try:
-            return getattr(pynvml, name)(*arguments)
+            with self._waiting(name):
+                return getattr(pynvml, name)(*arguments)
         except pynvml.NVMLError as error:
             raise CallError(error.value, name) from None
         except UnicodeDecodeError:  # pynvml decodes names: a dying card gives rubbish

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from infersiege_agents import options
 from infersiege_agents.console import say
-from infersiege_agents.errors import AgentError
+from infersiege_agents.errors import INTERRUPTED, TARGET, AgentError
 from infersiege_agents.influx.target import Target, target_of
 from infersiege_agents.points import Point, json_line
 
@@ -162,6 +165,10 @@ class Writer(Protocol):
 
     def close(self, within_s: float) -> Counters: ...
 
+    def hurry(self) -> None:
+        """A `close` that waits shall not wait any longer."""
+        ...
+
 
 class Database:
     """A writer with the names that its summary needs."""
@@ -272,7 +279,10 @@ class PointFile:
 
 
 class Outlet:
-    """A points.Sink over a database and a file. Problems, and their end, are told once each."""
+    """A points.Sink over a database and a file. Problems, and their end, are told once each.
+
+    Threads may share it: `lock` is held by whoever uses it.
+    """
 
     def __init__(
         self,
@@ -298,14 +308,32 @@ class Outlet:
         """Points were lost: rejected, dropped, or not written to the file. Final after `close`."""
         self.waiting = False
         """Points wait in the spool for the next start. Known after `close`."""
+        self.nothing_taken = False
+        """Points are only for a database, and it acknowledged none of them. Known after `close`."""
+        self.hurried = self.closed = False
+        self.lock = threading.RLock()
+
+    @property
+    def exit_code(self) -> int:
+        """What an agent ends with, after `close`: of errors, or 0."""
+        if self.lost:
+            return TARGET
+        if self.hurried and self.waiting:
+            return INTERRUPTED
+        return TARGET if self.nothing_taken else 0
 
     def put(self, point: Point) -> None:
-        if self._database is not None:
-            self._database.writer.put(point)
-        if self._file is not None:
-            self._file.put(point)
+        with self.lock:
+            if self._database is not None:
+                self._database.writer.put(point)
+            if self._file is not None:
+                self._file.put(point)
 
     def tick(self) -> None:
+        with self.lock:
+            self._tick()
+
+    def _tick(self) -> None:
         if self._database is not None:
             self._database.writer.tick()
             self._tell_of_database(self._database)
@@ -353,16 +381,42 @@ class Outlet:
             time.sleep(0.05)
             writer.tick()
 
-    def close(self, within_s: float | None = None) -> str:
-        """Hand over what is left, within about `within_s` (None: --close-within); a line on what became of it."""
-        within_s = self._close_within_s if within_s is None else within_s
-        parts = []
+    def hurry(self) -> None:
+        """A `close` that waits for the database shall not wait any longer. Takes no lock."""
+        self.hurried = True
         if self._database is not None:
-            text, counters = self._database.close(within_s)
-            parts.append(text)
-            self.lost = counters.rejected > 0 or counters.dropped > 0
-            self.waiting = counters.spooled > 0
-        if self._file is not None:
-            parts.append(self._file.close())
-            self.lost = self.lost or self._file.lost > 0
-        return "; ".join(parts)
+            self._database.writer.hurry()
+
+    def close(self, within_s: float | None = None) -> str:
+        """Hand over what is left, within about `within_s` (None: --close-within); a line on what became of it.
+
+        SIGTERM and SIGINT meanwhile make it hurry: the rest stays on disk, and the line is said all the same.
+        """
+        within_s = self._close_within_s if within_s is None else within_s
+        with self.lock, _signals_do(self.hurry):
+            parts = []
+            if self._database is not None:
+                text, counters = self._database.close(within_s)
+                parts.append(text)
+                self.lost = counters.rejected > 0 or counters.dropped > 0
+                self.waiting = counters.spooled > 0
+                self.nothing_taken = self.waiting and counters.acknowledged == 0 and self._file is None
+            if self._file is not None:
+                parts.append(self._file.close())
+                self.lost = self.lost or self._file.lost > 0
+            self.closed = True
+            return "; ".join(parts)
+
+
+@contextmanager
+def _signals_do(action: Callable[[], None]) -> Iterator[None]:
+    """Inside, SIGTERM and SIGINT call `action`. In threads, which get no signals, nothing changes."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, lambda _number, _frame: action())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
