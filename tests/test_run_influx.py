@@ -258,6 +258,9 @@ def test_ig_02_nothing_listens_and_the_run_does_not_notice(
     assert account is not None and account.problem is not None
     assert (account.acknowledged, account.dropped) == (0, 0)
     assert account.spooled == account.written > 50
+    (early,) = [number for number, line in enumerate(ran.out.splitlines()) if "does not take points: " in line]
+    (late,) = [number for number, line in enumerate(ran.out.splitlines()) if line.startswith("run directory: ")]
+    assert early < late, "it is told while the run goes on"
     (line,) = [line for line in ran.out.splitlines() if line.startswith("influxdb ")]
     assert f"{account.spooled:,} wait in {account.spool}" in line and "the next run" in line
     assert "Traceback" not in ran.out
@@ -354,6 +357,7 @@ def test_a_spool_that_cannot_be_used_is_a_warning(
     check_passed(ran)
     (warning,) = [warning for warning in ran.summary.warnings if "InfluxDB" in warning]
     assert str(tmp_path / "file") in warning
+    assert ran.out.index(f"warning: {warning}") < ran.out.index("run directory: "), "told before the load"
     assert ran.summary.telemetry is None
 
 

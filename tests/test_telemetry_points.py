@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,6 +272,49 @@ def test_what_is_written_at_the_end_has_its_time_and_lets_others_run(
     else:
         assert publisher.warnings == []
         assert account.written > 240 * 9 and clock.pauses > 20
+
+
+def test_a_database_that_takes_nothing_is_told_once_and_early(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    """Not at the end of an hour's run, and not before it had its chance."""
+    url = f"http://127.0.0.1:{free_port()}"
+    made = msgspec.structs.replace(plan(), telemetry=Telemetry(influx_url=url, spool=str(tmp_path / "points")))
+    now = [0.0]
+    said: list[str] = []
+    publisher = Publisher(made, {}, titles=EVENT_WORDS, clock=lambda: now[0])
+    publisher.say = said.append
+    publisher.open()
+    try:
+        publisher.begin(plan_file())
+        deadline = time.monotonic() + 20
+        while not publisher.away:
+            assert time.monotonic() < deadline
+            tick(publisher)
+            time.sleep(0.05)
+        tick(publisher)
+        assert said == [], "2 s are not over"
+        now[0] = 2.5
+        tick(publisher)
+        tick(publisher)
+    finally:
+        publisher.close(0.0)
+    (line,) = said
+    assert line.startswith(f"warning: InfluxDB {url} does not take points: ") and line.endswith("the run goes on")
+
+
+def tick(publisher: Publisher) -> None:
+    publisher.tick(time.time_ns() + tick_number() * 2_000_000_000, elapsed_ns=1, alive=1, expected=1)
+
+
+tick_number = itertools.count().__next__
+
+
+def test_a_spool_that_cannot_be_used_is_told_with_its_hint(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    telemetry = Telemetry(influx_url="http://127.0.0.1:9", spool=str(tmp_path / "file"))
+    publisher = Publisher(msgspec.structs.replace(plan(), telemetry=telemetry), {}, titles=EVENT_WORDS)
+    publisher.open()
+    (warning,) = publisher.warnings
+    assert str(tmp_path / "file") in warning and warning.endswith(")"), "a hint"
 
 
 def two_stages() -> tuple[PlanFile, Summary]:

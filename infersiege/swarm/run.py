@@ -211,6 +211,8 @@ class Campaign:
         try:
             # Before the load, which the start of a process could disturb.
             self._publisher.open()
+            for warning in self._publisher.warnings:
+                self._console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
             self._agents.start()
             result = self._offer_load()
         except BaseException as error:
@@ -226,6 +228,7 @@ class Campaign:
 
     def _offer_load(self) -> MasterResult:
         with LiveView(self._console, emulated=self._board.emulated) as view:
+            self._publisher.say = view.say
             master = Master(
                 self._plan,
                 self._run,

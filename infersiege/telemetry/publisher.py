@@ -29,6 +29,8 @@ from infersiege.telemetry.points import client_point, cut_points, event_point, r
 EVERY_NS = 1_000_000_000
 """Between two rows of live figures."""
 
+LOOK_AFTER_S = 2.0
+"""From the start of a run: a database that is there has taken points by then."""
 PATIENCE_S = 8.0
 """Time for the database to take what waits when the run is over; the rest stays in the spool."""
 PATIENCE_AWAY_S = 3.0
@@ -71,6 +73,10 @@ class Publisher:
         """What is worth a line in the summary."""
         self.target: Target | None = None
         """Where points go; None: nowhere."""
+        self.say: Callable[[str], None] = lambda _line: None
+        """Shows a line while the run goes on."""
+        self._told = False
+        self._began_s = 0.0
         self._spool = Path(plan.telemetry.spool) if plan.telemetry.spool else spool_directory(environ)
         self._writer: DurableWriter | None = None
         self._account: TelemetryAccount | None = None
@@ -86,7 +92,7 @@ class Publisher:
         try:
             self.target = database_of(plan.telemetry, environ)
         except UsageError as error:
-            self.warnings.append(f"nothing is written to InfluxDB: {error}")
+            self.warnings.append(_nothing_written(error))
 
     # ------------------------------------------------------------------------------------------------- while it runs
 
@@ -98,7 +104,7 @@ class Publisher:
         try:
             writer.start()
         except (AgentError, OSError) as error:
-            self.warnings.append(f"nothing is written to InfluxDB: {error}")
+            self.warnings.append(_nothing_written(error))
             self.target = None
             return
         self.warnings += writer.notices
@@ -109,6 +115,7 @@ class Publisher:
         if self._writer is None or file.started_ns is None:
             return
         self._run = file.run_key
+        self._began_s = self._clock()
         steady_ns = file.stages[0].steady_started_ns if file.stages else file.started_ns
         self._live = WindowPoints(self._run, started_ns=file.started_ns, steady_ns=steady_ns)
         self._gauges = LiveGauges(self._run, self._plan.load)
@@ -148,6 +155,16 @@ class Publisher:
         self._put(self._live.tick())
         self._put([self._gauges.point(at_ns, elapsed_ns=elapsed_ns, alive=alive, expected=expected)])
         self._writer.tick()
+        self._tell_trouble(self._writer)
+
+    def _tell_trouble(self, writer: DurableWriter) -> None:
+        """Once in a run: its end is late to hear that nothing arrives."""
+        if self._told or self._clock() - self._began_s < LOOK_AFTER_S:
+            return
+        why = _without(writer.target.token, writer.problem or writer.refusal)
+        if why is not None:
+            self._told = True
+            self.say(f"warning: InfluxDB {writer.target.url} does not take points: {why}; the run goes on")
 
     # ------------------------------------------------------------------------------------------------ when it is over
 
@@ -272,6 +289,11 @@ class Publisher:
         if writer is not None:
             for point in points:
                 writer.put(point)
+
+
+def _nothing_written(error: Exception) -> str:
+    hint = getattr(error, "hint", None)
+    return f"nothing is written to InfluxDB: {error}{f' ({hint})' if hint else ''}"
 
 
 def _without(token: str, said: str | None) -> str | None:
