@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from infersiege.channels.accounting import account_tokens
 from infersiege.channels.answer import Answer
 from infersiege.channels.anthropic_messages import AnthropicMessages
+from infersiege.channels.anthropic_usage import AnthropicCounters
 from infersiege.channels.dialect import ANSWER, DONE, ERROR, TEXT, Decoded
 from infersiege.channels.outcome import Conclusion, conclude
 from infersiege.records import ErrorClass, Outcome, TokensFrom
@@ -258,6 +259,51 @@ def test_tk_12_usage_of_both_events(
     usage = feed(start(**first), says("a"), ends(**then), STOP)[1].usage
     told = None if usage is None else (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens)
     assert told == counts, why
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "counts", "odd", "why"),
+    [
+        (
+            {"input_tokens": 1000, "cache_read_input_tokens": 900},
+            {"input_tokens": 1000, "output_tokens": 5},
+            (1000, None, None),
+            True,
+            "a guess at the cache, and a final input without one: 1,900 were never sent",
+        ),
+        (
+            {"input_tokens": 5, "cache_read_input_tokens": 20},
+            {"input_tokens": 25, "output_tokens": 5},
+            (25, 20, None),
+            False,
+            "the final input is the sum of the known split",
+        ),
+        (
+            {"input_tokens": 10, "cache_creation_input_tokens": 15},
+            {"input_tokens": 5, "cache_read_input_tokens": 20},
+            (25, 20, None),
+            True,
+            "the final set has another cache: the first one's is not added",
+        ),
+        (
+            {"input_tokens": 7, "cache_read_input_tokens": 0},
+            {"input_tokens": 7, "output_tokens": 5},
+            (7, 0, None),
+            False,
+            "a cache known to be empty loses nothing",
+        ),
+    ],
+)
+def test_tk_12_counts_of_two_sets_are_never_added(
+    first: dict[str, Any], then: dict[str, Any], counts: tuple[int | None, ...], odd: bool, why: str
+) -> None:
+    told = AnthropicCounters()
+    told.take(first)
+    told.take(then)
+    usage = told.usage()
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.cache_write_tokens) == counts, why
+    assert told.odd is odd, why
 
 
 def test_cl_06_input_is_all_three_parts() -> None:

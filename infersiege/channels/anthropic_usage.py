@@ -14,7 +14,8 @@ class AnthropicCounters:
     """Usage of one answer (TK-12). Counters are cumulative, in `message_start` and in each `message_delta`.
 
     Per field the last present value wins, but for zeroes that mean nothing: an input of 0 in a usage that names no
-    other input either, and an output of 0 after a real one.
+    other input either, and an output of 0 after a real one. `input_tokens` and the caches are one set: counts of two
+    events are never added up.
     """
 
     __slots__ = ("_counts", "odd")
@@ -22,7 +23,7 @@ class AnthropicCounters:
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self.odd = False
-        """A count was no whole number from 0 up; it was left out."""
+        """A count was no whole number from 0 up, or a known cache is missing from the final input; it was left out."""
 
     def take(self, usage: object) -> None:
         """The `usage` of one event, or of a whole answer."""
@@ -45,7 +46,22 @@ class AnthropicCounters:
             told = {name: count for name, count in told.items() if count or name not in self._counts}
         elif not told.get(_OUTPUT) and self._counts.get(_OUTPUT):
             told.pop(_OUTPUT, None)
+        if any(told.get(name) for name in (_INPUT, *_CACHES)) and _INPUT in told:
+            self._one_set(told)
         self._counts |= told
+
+    def _one_set(self, told: dict[str, int]) -> None:
+        """A usage with an input of its own: caches that an earlier one named, and this one does not, are not its."""
+        lost = [name for name in _CACHES if name not in told and self._counts.get(name)]
+        if not lost:
+            return
+        known = sum(self._counts.get(name, 0) for name in (_INPUT, *_CACHES))
+        if told[_INPUT] == known and not any(name in told for name in _CACHES):
+            del told[_INPUT]  # a relay tells the sum in the end: the split of it is known
+            return
+        self.odd = True
+        for name in lost:
+            del self._counts[name]
 
     def _count(self, value: object) -> int | None:
         if value is None:
