@@ -313,6 +313,13 @@ def test_tk_09_reasoning_is_part_of_the_output() -> None:
         ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 8}}, 8, "known"),
         ({"prompt_tokens": 9, "prompt_cache_hit_tokens": 8}, 8, "DeepSeek"),
         ({"prompt_tokens": 9, "cached_tokens": 8}, 8, "Moonshot"),
+        ({"prompt_tokens": 99, "prompt_cache_hit_tokens": None, "cached_tokens": 40}, 40, "null hides no count"),
+        (
+            {"prompt_tokens": 99, "prompt_tokens_details": {"cached_tokens": 0}, "prompt_cache_hit_tokens": 64},
+            64,
+            "a gateway's 0 hides no count",
+        ),
+        ({"prompt_tokens": 9, "prompt_cache_hit_tokens": 0, "cached_tokens": None}, 0, "0 and null: none"),
     ],
 )
 def test_tk_14_unknown_is_not_zero(usage: dict[str, Any], cached: int | None, why: str) -> None:

@@ -30,9 +30,11 @@ class Counters:
             self.odd = True
             return None
         prompt_details, output_details = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
-        cached = prompt_details.get("cached_tokens") if isinstance(prompt_details, dict) else None
-        if cached is None:  # DeepSeek; Moonshot
-            cached = usage.get("prompt_cache_hit_tokens", usage.get("cached_tokens"))
+        cached = _first_told(
+            prompt_details.get("cached_tokens") if isinstance(prompt_details, dict) else None,
+            usage.get("prompt_cache_hit_tokens"),  # DeepSeek
+            usage.get("cached_tokens"),  # Moonshot
+        )
         written = prompt_details.get("cache_write_tokens") if isinstance(prompt_details, dict) else None
         reasoning = output_details.get("reasoning_tokens") if isinstance(output_details, dict) else None
         if reasoning is None:  # SGLang
@@ -82,6 +84,12 @@ class Counters:
             self.odd = True
             return before
         return count or before or 0
+
+
+def _first_told(*values: object) -> object:
+    """One count that servers put in several places, where gateways leave null or 0 in those that they don't fill."""
+    told = [value for value in values if value is not None]
+    return next((value for value in told if token_count(value) != 0), told[0] if told else None)
 
 
 def token_count(value: object) -> int | None:
