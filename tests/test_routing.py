@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import string
 from collections import Counter
 from pathlib import Path
@@ -32,7 +33,7 @@ from infersiege.channels.routing import (
     is_refused,
     jitter_of,
 )
-from infersiege.errors import PlanError
+from infersiege.errors import PlanError, UsageError
 from infersiege.metrics.summary import summarise
 from infersiege.plan.hybrid_schema import Hybrid, Part
 from infersiege.plan.load import load_plan, plan_from_json, plan_json
@@ -460,6 +461,15 @@ def test_replicas_on_one_address_are_named_by_their_path() -> None:
         "lb:80/b/v1/chat/completions",
         "other:80",
     }
+
+
+@pytest.mark.parametrize(("environ", "state"), [({}, "not set"), ({"KEY": " "}, "empty")])
+def test_a_worker_without_the_key_sends_nothing(environ: dict[str, str], state: str) -> None:
+    asked = plan(channels={"local": channel("m", api_key_env="KEY"), "cloud": channel("big")})
+    with pytest.raises(UsageError, match=f"channel.local: the environment variable KEY is {state} on ") as caught:
+        Routes(asked, environ, place=0, members=1)
+    assert str(caught.value).endswith(socket.gethostname()), "which of the hosts"
+    Routes(asked, {"KEY": "a-key"}, place=0, members=1)
 
 
 @pytest.mark.parametrize("dialect", ["openai-chat", "openai-responses"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -250,6 +251,33 @@ def test_a_worker_with_another_secret_does_not_get_in(
     assert ran.code == 3, ran.out
     assert "0 of 1 workers were ready after 8 s" in ran.out
     assert "hint:" in ran.out
+
+
+def test_a_worker_without_the_key_refuses_before_the_load(siege: Siege, free_port: Callable[[], int]) -> None:
+    """The master looked into its own environment; the worker's host, which sends the load, has no key."""
+    address, key = f"127.0.0.1:{free_port()}", "sk-test-1234567890abcdef"
+    siege.environment["INFERSIEGE_SECRET"] = "s3cret"
+    without_key = dict(siege.environment)
+    siege.environment["TEST_KEY"] = key
+    with EmulatorProcess(api_key=key) as emulator:
+        text = plan_text(emulator.base_url, load=AT_ONCE, channel='api_key_env = "TEST_KEY"')
+        running = siege.start(text, "--workers", "0", "--expect-workers", "1", "--bind", address)
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "infersiege", "worker", "--master", address],
+            env=without_key,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            ran = running.wait()
+            worker_code = worker.wait(10)
+        finally:
+            worker.kill()
+            worker.wait()
+    assert (ran.code, worker_code) == (2, 2), ran.out
+    said = " ".join(ran.out.split())
+    assert f"the environment variable TEST_KEY is not set on {socket.gethostname()}" in said
+    assert "Traceback" not in said and key not in said
 
 
 def test_a_worker_that_joins_late_is_turned_away_and_changes_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from infersiege.channels.profiles import PROFILES, Profile, key_headers
 from infersiege.channels.request import without
 from infersiege.channels.routing import Choice, Policy, RecentTtft, RouteReason
 from infersiege.channels.url import endpoint_url
+from infersiege.errors import UsageError
 from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Channel, Plan, Sampling
 from infersiege.redact import api_key
@@ -295,7 +297,7 @@ def route_of(
 ) -> Route:
     """Everything that is fixed about one server of a channel, which is `base_url` unless one of several is named.
 
-    Raises UsageError for a key that can't be read, a wrong address.
+    Raises UsageError for a key that is not there or can't be read, a wrong address.
     """
     profile = PROFILES[channel.engine]
     dialect_name = channel.dialect or profile.default_dialect
@@ -303,6 +305,13 @@ def route_of(
     url = endpoint_url(base_url or channel.base_url or "", dialect.path)
     endpoint = Endpoint.from_url(url, ca=channel.ca, insecure=channel.insecure, proxy=channel.proxy)
     key = api_key(channel, environ)
+    if key is None and channel.api_key_env is not None:
+        # The master looked into its own environment only, and a load without its key would measure refusals.
+        state = "empty" if channel.api_key_env in environ else "not set"
+        raise UsageError(
+            f"channel.{name}: the environment variable {channel.api_key_env} is {state} on {socket.gethostname()}",
+            hint="export it with the key on every host that sends load",
+        )
     headers = {
         "user-agent": "infersiege",
         "accept": "text/event-stream" if channel.stream else "application/json",

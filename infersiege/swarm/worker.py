@@ -236,8 +236,9 @@ class Worker:
         self._assigned.set()
 
     def _on_refusal(self, _: str, refusal: Refusal) -> None:
-        self._failure = InfersiegeError(refusal.message, hint=refusal.hint)
-        self._failure.exit_code = ExitCode(refusal.exit_code)
+        if self._failure is None:  # else we refused first, and this is the master's answer to that
+            self._failure = InfersiegeError(refusal.message, hint=refusal.hint)
+            self._failure.exit_code = ExitCode(refusal.exit_code)
         self._assigned.set()
         self._draining.set()
 
