@@ -719,6 +719,26 @@ def test_damaged_series_are_a_warning(run: RunDirectory, tail: bytes, says: str,
     assert found.resources[0].gpus == 1, "what came before counts"
 
 
+def test_points_of_another_time_are_told(run: RunDirectory) -> None:
+    """A clock that is an hour wrong: nothing of that host counts, and nobody would know why."""
+    wrong = [gpu_row(at(second + 7200), "GPU-7", host="bench-2") for second in range(1, 41)]
+    run.write_series("gpu.jsonl", [*gpu_rows(1, seconds=95), *wrong])
+    run.write_series("engine.jsonl", [engine_row(at(second - 7200)) for second in range(1, 11)])
+    found = read(run).summary
+    gpus, engines = [line for line in found.warnings if "are the clocks right?" in line]
+    assert gpus.startswith("series of GPUs of bench-2: 40 points, none in the run's time (the nearest is ")
+    assert (
+        engines.startswith("series of engines of bench-1: 10 points, none in the run's time") and "s before" in engines
+    )
+    assert found.resources[0].gpus == 1
+
+
+def test_points_before_and_after_the_run_are_no_fault(run: RunDirectory) -> None:
+    """An agent that runs all day."""
+    run.write_series("gpu.jsonl", gpu_rows(1, seconds=2000))
+    assert not [line for line in read(run).summary.warnings if "clocks" in line]
+
+
 def test_an_hour_of_eight_cards_is_small_and_quick(tmp_path: Path, summary: Summary) -> None:
     """28,800 points: some bytes a number, not a Python object each."""
     import tracemalloc

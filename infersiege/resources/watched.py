@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from infersiege.records import SeriesRow
-from infersiege.resources.series import COLUMNS, Building, Series
+from infersiege.resources.series import COLUMNS, SECOND_NS, Building, Series
 
 NAMED_AT_MOST: Final = 8
 """So many hosts or engines are listed in a note."""
@@ -59,11 +59,12 @@ def gather(
     a loopback address is the channel's.
     """
     found: dict[tuple[str, ...], Building] = {}
+    times = _Times(span_ns)
     for row in rows:
         names = COLUMNS.get(row.measurement)
-        if names is None or not span_ns[0] <= row.at_ns <= span_ns[1]:
+        if names is None or (hosts and row.measurement != "engine" and row.tags.get("host") not in hosts):
             continue
-        if hosts and row.measurement != "engine" and row.tags.get("host") not in hosts:
+        if not times.holds(row):
             continue
         key = _key(row)
         building = found.get(key)
@@ -83,8 +84,39 @@ def gather(
         engines=tuple(engines),
         silent=tuple(host for host in hosts if host not in told) if kept else (),
         by_channel=owner.by_channel,
-        notes=(*owner.notes, *_unbelieved(found.values())),
+        notes=(*owner.notes, *times.notes(), *_unbelieved(found.values())),
     )
+
+
+class _Times:
+    """Tells points of the run's time from others, and which hosts have only others."""
+
+    def __init__(self, span_ns: tuple[int, int]) -> None:
+        self._span_ns = span_ns
+        self._outside: dict[tuple[str, str], list[int]] = {}
+        """(what, host) -> [points, the one nearest to the run's time in ns from it; negative: before]."""
+        self._inside: set[tuple[str, str]] = set()
+
+    def holds(self, row: SeriesRow) -> bool:
+        start_ns, end_ns = self._span_ns
+        key = "engines" if row.measurement == "engine" else "GPUs", row.tags.get("host", "")
+        if start_ns <= row.at_ns <= end_ns:
+            self._inside.add(key)
+            return True
+        away_ns = row.at_ns - (start_ns if row.at_ns < start_ns else end_ns)
+        seen = self._outside.setdefault(key, [0, away_ns])
+        seen[0] += 1
+        seen[1] = min(seen[1], away_ns, key=abs)
+        return False
+
+    def notes(self) -> list[str]:
+        return [
+            f"series of {what} of {host or 'a host without a name'}: {points:,} points, none in the run's time (the "
+            f"nearest is {abs(away_ns) / SECOND_NS:,.0f} s {'before' if away_ns < 0 else 'after'} it): are the clocks "
+            "right?"
+            for (what, host), (points, away_ns) in self._outside.items()
+            if (what, host) not in self._inside
+        ]
 
 
 def _unbelieved(found: Iterable[Building]) -> list[str]:
