@@ -202,6 +202,13 @@ def test_a_token_that_is_none_is_told_without_it(environ: dict[str, str], text: 
     assert TOKEN not in f"{caught.value}{caught.value.hint}"
 
 
+@pytest.mark.parametrize("pasted", [TOKEN, "kZt8Abc_def123", "KZT8ABC9DEF123"])
+def test_a_token_pasted_in_place_of_its_variable_is_not_repeated(pasted: str) -> None:
+    with pytest.raises(AgentError, match="is not set") as caught:
+        outlet.database_of(options("--influx-url", "http://h:1", "--influx-token-env", pasted), {})
+    assert pasted[:6] not in f"{caught.value}{caught.value.hint}"
+
+
 def test_the_token_is_in_no_file_and_on_no_command_line(tmp_path: Path, influx_server: databases.InfluxDB) -> None:
     """The sender is a process of its own: it must not get the token by its command line either."""
     (tmp_path / "tool").write_text("device,GPU use (%)\ncard0,5\n")

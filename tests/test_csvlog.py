@@ -642,3 +642,38 @@ def test_a_tool_that_never_gave_a_device_is_no_success(tmp_path: Path) -> None:
     )
     assert ended.returncode == 4
     assert {row["fields"]["ok"] for row in rows_of(tmp_path / "o.jsonl")} == {0.0}
+
+
+# --------------------------------------------------------------------------------------------------- what can't be true
+
+
+IMPOSSIBLE = [
+    ("45 %", "4500 %", "utilization.gpu", {"utilization_min", "utilization_mean", "utilization_max"}),
+    ("45 %", "-1 %", "utilization.gpu", {"utilization_mean"}),
+    ("1024 MiB", "-5 MiB", "memory.used", {"memory_used_mean_bytes"}),
+    ("1024 MiB", "1e30 MiB", "memory.used", {"memory_used_max_bytes"}),
+    ("312.45 W", "-3 W", "power.draw", {"power_mean_w"}),
+    ("312.45 W", "1e999 W", "power.draw", {"power_mean_w"}),
+]
+
+
+@pytest.mark.parametrize(("good", "bad", "column", "absent"), IMPOSSIBLE, ids=[row[1] for row in IMPOSSIBLE])
+def test_a_value_that_can_not_be_is_missing_with_a_warning(good: str, bad: str, column: str, absent: set[str]) -> None:
+    fault, point = read(HEADER + FIRST.replace(good, bad))
+    assert isinstance(fault, Fault) and fault.text == f"{column}: {bad!r} can't be: the value is left out"
+    assert isinstance(point, Point) and point.fields["ok"] == 1.0 and point.fields["temperature_c"] == 61.0
+    assert not absent & set(point.fields)
+
+
+@pytest.mark.parametrize("name", ["smi.csv", "link.csv", "-"])
+def test_points_are_not_appended_to_the_log_that_is_read(tmp_path: Path, name: str) -> None:
+    log = tmp_path / "smi.csv"
+    log.write_text(HEADER + FIRST)
+    (tmp_path / "link.csv").hardlink_to(log)
+    with log.open() as stdin:
+        ended = subprocess.run(
+            [sys.executable, "-m", "infersiege_agents.cli", "csv", name, "--out", "smi.csv"],
+            cwd=tmp_path, stdin=stdin, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr.splitlines()[0]) == (2, "error: --out smi.csv: is the log that is read")
+    assert log.read_text() == HEADER + FIRST

@@ -829,6 +829,26 @@ def test_gp_12_driver_that_refuses(
     assert seen.lower() in first.lower() and what_to_do in second
 
 
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"count": 0}, "the NVIDIA driver answers, but it has no GPU for this process"),
+        ({"rc.0": LOST, "rc.1": LOST}, "the NVIDIA driver answers, but its GPUs can't be read: GPU is lost"),
+        ({"init": 9}, "NVML can't be used: Driver Not Loaded"),
+    ],
+    ids=["no card", "cards lost", "no driver"],
+)
+def test_no_driver_no_card_and_lost_cards_are_told_apart(
+    library: Path, control: fake_nvml.Control, tmp_path: Path, wrong: dict[str, object], text: str
+) -> None:
+    control.update(wrong)
+    process = agent("--out", str(tmp_path / "gpu.jsonl"), environ=control.environ(library))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == NO_GPU
+    assert err.startswith(f"error: {text}"), err
+    assert not (tmp_path / "gpu.jsonl").exists()
+
+
 def test_gp_12_wait_writes_ok_0_and_goes_on_when_the_driver_comes(
     library: Path, control: fake_nvml.Control, tmp_path: Path
 ) -> None:

@@ -46,6 +46,15 @@ _FACTORS: Mapping[str, Mapping[str, float]] = {
 }
 """Unit of a field -> written unit (lower case) -> factor."""
 
+_POSSIBLE: Mapping[str, tuple[float, float]] = {
+    "ratio": (0.0, 1.0),
+    "bytes": (0.0, 1e15),
+    "W": (0.0, 1e5),
+    "MHz": (0.0, 1e5),
+    "°C": (-273.15, 1000.0),
+}
+"""Unit of a field -> least and greatest value that any device can have. Others: 0 and 64 bits."""
+
 
 class Meaning(NamedTuple):
     """What one column holds."""
@@ -227,12 +236,19 @@ def _value(text: str, meaning: Meaning, unit: str) -> float | str | None:
     if number is None:
         raise ValueError(f"{text!r} is no number")
     written = meaning.unit if meaning.always else (number[2] or unit or meaning.unit)
-    return float(number[1]) * _factor(meaning.target, written.strip())
+    value = float(number[1]) * _factor(meaning.target, written.strip())
+    least, most = _POSSIBLE.get(_unit(meaning.target), (0.0, 2.0**64))
+    if not least <= value <= most:
+        raise ValueError(f"{text!r} can't be: the value is left out")
+    return value
+
+
+def _unit(target: str) -> str:
+    return "ratio" if target == SHARE else GPU.fields[SPREADS[target][0] if target in SPREADS else target].unit
 
 
 def _factor(target: str, written: str) -> float:
-    field = SPREADS[target][0] if target in SPREADS else target
-    unit = "ratio" if target == SHARE else GPU.fields[field].unit
+    unit = _unit(target)
     if not written:
         return 1.0
     factors = _FACTORS.get(unit, {})

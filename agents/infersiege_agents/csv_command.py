@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         ]
         return _watch(args, commands, host, mapping)
     columns = None if args.columns is None else [name.strip() for name in args.columns.split(",")]
+    _refuse_own_input(args.file, args.out)
     with _opened(args.file) as lines, loop.sigterm_interrupts():
         log = Log(lines, host=host, mapping=mapping, zone=zone_of(args.tz), columns=columns, device=args.gpu)
         return _import(args, log)
@@ -133,6 +134,18 @@ def _import(args: argparse.Namespace, log: Log) -> int:
     if out.lost or out.waiting:
         return TARGET
     return USAGE if faults else 0
+
+
+def _refuse_own_input(name: str, out: Path | None) -> None:
+    """Raises AgentError when the log is the file that the points would be appended to, by whatever name."""
+    if out is None:
+        return
+    try:
+        same = os.path.samestat(os.fstat(0) if name == "-" else Path(name).stat(), out.stat())
+    except OSError:  # one of them is not there
+        return
+    if same and out.is_file():
+        raise AgentError(f"--out {out}: is the log that is read", hint="name another file with --out")
 
 
 @contextlib.contextmanager

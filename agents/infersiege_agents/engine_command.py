@@ -18,6 +18,7 @@ from infersiege_agents.engine_names import ENGINES
 from infersiege_agents.engine_scrape import Address, NotMetricsError, Page, ScrapeError, address_of, fetch, one_line
 from infersiege_agents.engine_series import UNKNOWN, EngineSeries
 from infersiege_agents.errors import TARGET, AgentError
+from infersiege_agents.options import variable_shown
 from infersiege_agents.points import Point, Sink
 from infersiege_agents.twin import noticed
 
@@ -157,8 +158,8 @@ def _key(variable: str | None, environ: dict[str, str]) -> str | None:
     if not key or not key.isascii() or not key.isprintable():
         state = "not set" if variable not in environ else "empty" if not key else "no key: it has other characters"
         raise AgentError(
-            f"--api-key-env: the environment variable {variable} is {state}",
-            hint=f"export {variable} with the engine's key; the option takes the variable's name, never the key",
+            f"--api-key-env: the environment variable {variable_shown(variable)} is {state}",
+            hint="export it with the engine's key; the option takes the variable's name, never the key",
         )
     return key
 

@@ -139,10 +139,12 @@ def _sample(
 
 def _no_gpu(fault: Fault) -> AgentError:
     from infersiege_agents.gpu_sampler import NO_CARD
-    from infersiege_agents.nvml import hint
+    from infersiege_agents.nvml import INIT, hint
 
     if fault == NO_CARD:
         what = "the NVIDIA driver answers, but it has no GPU for this process"
+    elif fault.call != INIT:
+        what = f"the NVIDIA driver answers, but its GPUs can't be read: {fault.text}, code {fault.code}"
     else:
         what = f"NVML can't be used: {fault.text}, code {fault.code}"
     return AgentError(what, hint=f"{hint(fault.code)}; --wait keeps trying", exit_code=NO_GPU)

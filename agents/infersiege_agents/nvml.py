@@ -47,6 +47,9 @@ GONE: frozenset[int] = frozenset(
 )
 """Said by any call: the whole card (or the driver) can't be read now."""
 
+INIT = "nvmlInit"
+"""Name of the call that finds no driver; any other is answered by one."""
+
 Function = Callable[..., int]
 Handle = Any
 """A ctypes pointer of the library."""
@@ -125,10 +128,10 @@ class Nvml:
     def start(self) -> Fault | None:
         """Load and initialise it; None when it answers. Can be called again after `stop`."""
         try:
-            with self._waiting("nvmlInit"):
+            with self._waiting(INIT):
                 pynvml.nvmlInitWithFlags(0)
         except pynvml.NVMLError as error:
-            return Fault(error.value, "nvmlInit")
+            return Fault(error.value, INIT)
         self._up = True
         return None
 

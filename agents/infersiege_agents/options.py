@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 
 
@@ -32,6 +33,18 @@ def count(most: int) -> Callable[[str], int]:
         return int(text)
 
     return parsed
+
+
+def variable_shown(name: str) -> str:
+    """The name of an environment variable for a message: somebody may have pasted the secret itself in its place.
+
+    Only what looks like a usual name (INFLUX_TOKEN) is shown whole.
+    """
+    if re.fullmatch(r"[A-Z][A-Z_]*[0-9]{0,2}", name) and len(name) <= 40:
+        return name
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return f"{name[:4]}…"
+    return "that was named (no name of a variable, so not shown here)"
 
 
 def add_with_parent(parser: argparse._ActionsContainer) -> None:

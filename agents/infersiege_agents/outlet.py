@@ -95,12 +95,12 @@ def _token(variable: str | None, environ: Mapping[str, str]) -> str:
     if variable and not token:
         state = "empty" if variable in environ else "not set"
         raise AgentError(
-            f"--influx-token-env: the environment variable {variable} is {state}",
-            hint=f"export {variable} with the token; the option takes the variable's name, never the token",
+            f"--influx-token-env: the environment variable {options.variable_shown(variable)} is {state}",
+            hint="export it with the token; the option takes the variable's name, never the token",
         )
     if not token.isprintable() or not token.isascii():
         raise AgentError(
-            f"the environment variable {variable or TOKEN_VARIABLE} holds more than a token",
+            f"the environment variable {options.variable_shown(variable or TOKEN_VARIABLE)} holds more than a token",
             hint="it must hold the token and nothing else, in printable ASCII",
         )
     return token
