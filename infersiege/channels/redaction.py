@@ -12,8 +12,7 @@ import binascii
 import json
 import re
 from collections.abc import Iterable
-from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote, quote_plus
 
 DETAIL_LENGTH = 300
@@ -73,6 +72,8 @@ class Secrets:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._values = frozenset(value for value in (value.strip() for value in values) if value)
+        self._known: dict[str, _Traces] = {}
+        self._last: tuple[frozenset[str], re.Pattern[str]] | None = None
 
     def __repr__(self) -> str:
         return f"Secrets({len(self._values)} values)"
@@ -83,16 +84,66 @@ class Secrets:
         No value of at least 8 characters survives, raw, URL-encoded, JSON-escaped, as hex or inside base64. Shorter
         ones are replaced as whole words.
         """
-        if self._pattern is not None:
-            text = self._pattern.sub(REDACTED, text)
+        held = self._held(text)
+        if held:
+            text = self._pattern(held).sub(REDACTED, text)
         return scrub(text)
 
-    @cached_property
-    def _pattern(self) -> re.Pattern[str] | None:
-        forms: dict[str, None] = {}
-        for value in sorted(self._values, key=len, reverse=True):
-            forms.update(dict.fromkeys(_forms(value)))
-        return re.compile("|".join(sorted(forms, key=len, reverse=True))) if forms else None
+    def _held(self, text: str) -> frozenset[str]:
+        """Values that the text may hold. Compiling what finds them all takes milliseconds, in which no token is read;
+        a server's words seldom hold one."""
+        size = len(text)  # no form of a value is shorter than the value
+        near = [value for value in self._values if len(value) <= size]
+        if not near:
+            return frozenset()
+        lower, plain = text.lower(), text.translate(_PLAIN_BASE64)
+        return frozenset(
+            value for value in near if value in text or _may_stand_in(self._traces_of(value), text, lower, plain)
+        )
+
+    def _traces_of(self, value: str) -> _Traces:
+        traces = self._known.get(value)
+        if traces is None:
+            traces = self._known[value] = _traces(value)
+        return traces
+
+    def _pattern(self, held: frozenset[str]) -> re.Pattern[str]:
+        last = self._last
+        if last is None or last[0] != held:
+            forms: dict[str, None] = {}
+            for value in sorted(held, key=len, reverse=True):
+                forms.update(dict.fromkeys(_forms(value)))
+            self._last = last = held, re.compile("|".join(sorted(forms, key=len, reverse=True)))
+        return last[1]
+
+
+class _Traces(NamedTuple):
+    """Plain strings of which one stands in every text that holds the value."""
+
+    written: frozenset[str]
+    lower: tuple[str, ...]
+    """In the text's lower case."""
+    base64: tuple[str, ...]
+    """In the text with `-_` written as `+/`."""
+
+
+_PLAIN_BASE64: Final = str.maketrans("-_", "+/")
+
+
+def _traces(value: str) -> _Traces:
+    if len(value) < _WHOLE_WORD_BELOW:
+        return _Traces(frozenset((value,)), (), ())
+    raw = value.encode()
+    lower = (quote(value, safe="").lower(), binascii.hexlify(raw).decode())
+    return _Traces(frozenset(_written(value)), lower, tuple(_base64_cores(raw)))
+
+
+def _may_stand_in(traces: _Traces, text: str, lower: str, plain: str) -> bool:
+    return (
+        any(form in text for form in traces.written)
+        or any(form in lower for form in traces.lower)
+        or any(core in plain for core in traces.base64)
+    )
 
 
 def _forms(value: str) -> list[str]:
@@ -100,7 +151,16 @@ def _forms(value: str) -> list[str]:
     if len(value) < _WHOLE_WORD_BELOW:
         return [rf"(?<!\w){re.escape(value)}(?!\w)"]
     raw = value.encode()
-    plain = {
+    forms = [re.escape(form) for form in _written(value)]
+    forms += [f"(?ai:{re.escape(form)})" for form in (quote(value, safe=""), binascii.hexlify(raw).decode())]
+    for core in _base64_cores(raw):
+        pattern = "".join("[+-]" if char in "+-" else "[/_]" if char in "/_" else char for char in core)
+        forms.append(rf"[A-Za-z0-9+/_=-]*{pattern}[A-Za-z0-9+/_=-]*")
+    return forms
+
+
+def _written(value: str) -> set[str]:
+    return {
         value,
         quote(value, safe=""),
         quote(value),
@@ -110,12 +170,6 @@ def _forms(value: str) -> list[str]:
         json.dumps(json.dumps(value))[3:-3],
         repr(value)[1:-1],
     }
-    forms = [re.escape(form) for form in plain]
-    forms += [f"(?i:{re.escape(form)})" for form in (quote(value, safe=""), binascii.hexlify(raw).decode())]
-    for core in _base64_cores(raw):
-        pattern = "".join("[+-]" if char in "+-" else "[/_]" if char in "/_" else char for char in core)
-        forms.append(rf"[A-Za-z0-9+/_=-]*{pattern}[A-Za-z0-9+/_=-]*")
-    return forms
 
 
 def _base64_cores(raw: bytes) -> list[str]:
