@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from infersiege.channels.routing import is_worked_on
 from infersiege.records import Cost, GroupSummary, Outcome, Summary, TokensFrom, TurnRecord
 
 PER_MILLION = 1_000_000
@@ -26,9 +27,6 @@ _RATE = "cost_per_million_output_tokens"
 
 BYTES_PER_TOKEN = 4
 """Of a request's body: about right for English and, with 3 bytes a character, for Chinese."""
-
-_REFUSED = 400
-"""Servers bill no request that they answered with this status or above."""
 
 
 class Prices(Protocol):
@@ -87,10 +85,11 @@ def billed_output_tokens(turn: TurnRecord) -> int:
 
 
 def is_billed(turn: TurnRecord) -> bool:
-    """Whether a server bills the turn: it was sent whole, and not refused."""
+    """Whether a server bills the turn: it was sent whole, and not refused, by whatever means."""
     if turn.sent_end_ns is None or turn.outcome in (Outcome.SKIPPED, Outcome.LOST):
         return False
-    return turn.http_status is None or turn.http_status < _REFUSED
+    begun = turn.chunks > 0 or turn.first_token_ns is not None
+    return is_worked_on(turn.error_class, turn.http_status, begun=begun)
 
 
 def billed_tokens(turn: TurnRecord) -> int:
@@ -101,10 +100,10 @@ def billed_tokens(turn: TurnRecord) -> int:
 def cost_of(turn: TurnRecord, price: Prices | None) -> TurnCost:
     """What a turn cost by its tokens.
 
-    Nothing is billed for a turn that was never sent whole, or that was refused: None. Everything else that left is
-    priced, whatever its outcome: an answer that was cut is paid for as far as it came. What the server did not tell is
-    estimated: the prompt as the trace gives it, else by its size; the output by its text; an unknown share of cached
-    tokens is 0, so that the estimate is not below the bill.
+    Nothing is billed for a turn that was never sent whole, or that was refused (`is_billed`): None. Everything else
+    that left is priced, whatever its outcome: an answer that was cut is paid for as far as it came. What the server did
+    not tell is estimated: the prompt as the trace gives it, else by its size; the output by its text; an unknown share
+    of cached tokens is 0, so that the estimate is not below the bill.
     """
     if price is None or not is_billed(turn):
         return TurnCost(None, None)

@@ -172,6 +172,18 @@ def sent(**changes: Any) -> TurnRecord:
     return make.streamed(0, [100, 200], tokens=50, **(made | changes))
 
 
+def refusal(error_class: ErrorClass, status: int | None) -> dict[str, Any]:
+    """What became of a turn of which the prompt went out whole and nothing came but an error."""
+    nothing = ("first_token_ns", "first_answer_ns", "last_token_ns", "finish_reason", "tokens_from", "output_tokens")
+    return {
+        "outcome": Outcome.FAILED,
+        "error_class": error_class,
+        "http_status": status,
+        "chunks": 0,
+        **dict.fromkeys((*nothing, "prompt_tokens", "cached_tokens", "cache_write_tokens")),
+    }
+
+
 @pytest.mark.parametrize(
     ("price", "changes", "cost", "source", "why"),
     [
@@ -225,6 +237,14 @@ def sent(**changes: Any) -> TurnRecord:
             ESTIMATE,
             "nothing came, but the whole prompt went out",
         ),
+        (PLAIN, refusal(ErrorClass.STREAM_ERROR, 200), 900, ESTIMATE, "broke inside a 200: it may have been worked on"),
+        (
+            PLAIN,
+            refusal(ErrorClass.OVERLOAD, 200) | {"chunks": 40, "first_token_ns": make.T0},
+            1_300,
+            ESTIMATE,
+            "overloaded after 40 chunks: what came is paid",
+        ),
         (
             PLAIN,
             {"outcome": Outcome.FAILED, "error_class": ErrorClass.CONTENT_FILTER, "finish_reason": "content_filter"},
@@ -250,6 +270,13 @@ def test_cl_06_what_is_not_told_is_estimated_and_told_apart(
         (PLAIN, {"outcome": Outcome.FAILED, "http_status": 500}, "the server's own fault"),
         (PLAIN, {"outcome": Outcome.FAILED, "sent_ns": None, "sent_end_ns": None}, "no connection"),
         (PLAIN, {"outcome": Outcome.FAILED, "sent_end_ns": None}, "broken off while it was sent"),
+        (PLAIN, refusal(ErrorClass.CONNECT, None), "a proxy's own 502: it reached no server"),
+        (PLAIN, refusal(ErrorClass.TIMEOUT_CONNECT, None), "a proxy that got no connection in time"),
+        (PLAIN, refusal(ErrorClass.OVERLOAD, 200), "a full queue, told inside a 200"),
+        (PLAIN, refusal(ErrorClass.RATE_LIMIT, 200), "a limit, told inside a 200"),
+        (PLAIN, refusal(ErrorClass.AUTH, 200), "a wrong key, told inside a 200"),
+        (PLAIN, refusal(ErrorClass.CONTEXT_LENGTH, 200), "too long, told inside a 200"),
+        (PLAIN, refusal(ErrorClass.CLIENT_RESOURCE, None), "no descriptor of ours"),
         (PLAIN, {"outcome": Outcome.SKIPPED}, "never sent"),
         (PLAIN, {"outcome": Outcome.LOST}, "nobody saw what became of it"),
     ],

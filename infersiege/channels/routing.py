@@ -40,6 +40,20 @@ REFUSED_CLASSES = frozenset(
 )
 """The last two also as an error inside a 200 (vLLM and SGLang refuse streams so when their queue is full)."""
 
+TURNED_AWAY = frozenset(
+    {
+        ErrorClass.TLS,
+        ErrorClass.AUTH,
+        ErrorClass.NOT_FOUND,
+        ErrorClass.BAD_REQUEST,
+        ErrorClass.CONTEXT_LENGTH,
+        ErrorClass.CLIENT_RESOURCE,
+    }
+)
+"""Never worked on either, but the same would come of another attempt."""
+
+_FIRST_ERROR_STATUS = 400
+
 FIRST_BACK_OFF_NS = 200_000_000
 LONGEST_BACK_OFF_NS = 5_000_000_000
 LONGEST_RETRY_AFTER_NS = 30_000_000_000
@@ -223,6 +237,17 @@ class RecentTtft:
 def is_refused(error_class: ErrorClass | None, status: int | None) -> bool:
     """A failed attempt that may be sent again: nothing of it was worked on."""
     return error_class in REFUSED_CLASSES or status in REFUSED_STATUSES
+
+
+def is_worked_on(error_class: ErrorClass | None, status: int | None, *, begun: bool) -> bool:
+    """Whether a server may have worked on a request that was sent whole, and so bills it.
+
+    `begun`: something of an answer came, whatever ended it. A status alone does not tell: a proxy that finds no server
+    has none to give (`connect`), and some servers refuse inside a 200.
+    """
+    if status is not None and status >= _FIRST_ERROR_STATUS:
+        return False
+    return begun or not (is_refused(error_class, status) or error_class in TURNED_AWAY)
 
 
 def fails_over(error_class: ErrorClass | None) -> bool:
