@@ -299,6 +299,7 @@ def test_a_database_that_takes_nothing_is_told_once_and_early(tmp_path: Path, fr
         publisher.close(0.0)
     (line,) = said
     assert line.startswith(f"warning: InfluxDB {url} does not take points: ") and line.endswith("the run goes on")
+    assert line.count(url) == 1
 
 
 def tick(publisher: Publisher) -> None:

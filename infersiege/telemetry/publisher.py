@@ -164,7 +164,8 @@ class Publisher:
         why = _without(writer.target.token, writer.problem or writer.refusal)
         if why is not None:
             self._told = True
-            self.say(f"warning: InfluxDB {writer.target.url} does not take points: {why}; the run goes on")
+            url = writer.target.url
+            self.say(f"warning: InfluxDB {url} does not take points: {why.removeprefix(f'{url}: ')}; the run goes on")
 
     # ------------------------------------------------------------------------------------------------ when it is over
 
