@@ -100,7 +100,9 @@ class Publisher:
         """Start the writer, before the load: it may take a moment."""
         if self.target is None or self._writer is not None:
             return
-        writer = DurableWriter(self.target, self._spool, source="run")
+        writer = DurableWriter(
+            self.target, self._spool, source="run", named_by="[telemetry] spool" if self._plan.telemetry.spool else None
+        )
         try:
             writer.start()
         except (AgentError, OSError) as error:
