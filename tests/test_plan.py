@@ -741,6 +741,24 @@ def test_cl_08_a_key_in_the_plan_is_a_fault_that_does_not_show_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("header", "refused"),
+    [
+        *[(name, True) for name in ("Ocp-Apim-Subscription-Key", "x-functions-key", "x-auth", "Helicone-Auth")],
+        *[(name, True) for name in ("X-Amz-Security-Token", "CF-Access-Client-Secret", "apikey", "Cookie", "x-jwt")],
+        *[(name, False) for name in ("Idempotency-Key", "x-routing-key", "x-token-count", "x-author", "x-tenant")],
+    ],
+)
+def test_cl_08_a_header_that_is_named_as_a_key_is_a_fault(tmp_path: Path, header: str, refused: bool) -> None:
+    path = write(tmp_path, GOOD.replace('"m"', f'"m"\nheaders = {{{header} = "hunter2hunter2"}}'))
+    if not refused:
+        assert load_plan(path, environ={}).channels["local"].headers[header] == "hunter2hunter2"
+        return
+    found = faults_of(path)
+    assert found[0].startswith(f"plan.toml:6: channel.local.headers.{header}: looks like a secret")
+    assert "hunter2" not in found[0]
+
+
+@pytest.mark.parametrize(
     ("environ", "fault"),
     [
         ({}, "the environment variable MY_KEY is not set"),

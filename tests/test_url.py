@@ -105,6 +105,9 @@ def test_the_urls_beside_the_endpoint(base_url: str, models: str, health: str) -
         ("http://h/v1?key=hunter2", "(key=…)", "api_key_env"),
         ("http://h/v1?a=1&API_KEY=hunter2", "(API_KEY=…)", "api_key_env"),
         ("http://h/v1?access_token=hunter2", "(access_token=…)", "api_key_env"),
+        ("http://h/v1?code=hunter2", "(code=…)", "api_key_env"),
+        ("http://h/v1?x-functions-key=hunter2", "(x-functions-key=…)", "api_key_env"),
+        ("http://h/v1?subscription-key=hunter2", "(subscription-key=…)", "api_key_env"),
     ],
 )
 def test_nonsense_is_refused_with_a_hint_and_without_the_key(base_url: str, seen: str, hint: str) -> None:

@@ -55,6 +55,25 @@ _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
 )
 
 
+_KEY_WORD = re.compile(
+    r"\w*(key|token|secret|auth|jwt)|authori[sz]ation|authentication|bearer|passw(or)?d|credentials?|cookie|sig(nature)?"
+)
+_NO_KEY = re.compile(
+    r"(idempotency|routing|affinity|session-affinity|cache|partition|shard|hash|sort)-key"
+    r"|(token|key)-(count|limit|budget|id|type|version)|auth-(type|mode|method|version)"
+)
+"""Parts of names that stand for no secret, although they have a word of one."""
+
+
+def names_secret(name: str) -> bool:
+    """Whether a header or a query parameter of that name holds a key, by the words of it: `X-Functions-Key`, `apikey`.
+
+    `idempotency-key` and its like do not.
+    """
+    plain = _NO_KEY.sub("", re.sub(r"[-_.\s]+", "-", name.strip().lower()))
+    return any(_KEY_WORD.fullmatch(word) for word in plain.split("-"))
+
+
 def scrub(text: str) -> str:
     """Replace what looks like a secret. Text without one comes back as it is."""
     for pattern, replacement in _PATTERNS:

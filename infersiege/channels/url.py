@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlsplit
 
+from infersiege.channels.redaction import names_secret
 from infersiege.errors import UsageError
 
 ENDPOINTS: tuple[str, ...] = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
@@ -16,9 +17,6 @@ _IN_PATH = "%:@!$&'()*+,;=~-._"
 _IN_QUERY = _IN_PATH + "/?"
 _NAME = re.compile(r"[a-z0-9._-]+", re.IGNORECASE)
 _ADDRESS = re.compile(r"[0-9a-f:.]+(%[a-z0-9._-]+)?", re.IGNORECASE)
-_KEY_NAMES = re.compile(
-    r"(api[-_]?)?key|(access[-_]?)?token|secret|password|sig(nature)?|subscription-key", re.IGNORECASE
-)
 
 
 class _Base(NamedTuple):
@@ -129,7 +127,7 @@ def _host(host: str) -> str:
 
 def _refuse_keys(query: str) -> None:
     for name, _ in parse_qsl(query, keep_blank_values=True):
-        if _KEY_NAMES.fullmatch(name):
+        if names_secret(name) or name.lower() == "code":  # Azure Functions: ?code=KEY
             raise UsageError(
                 f"base_url has a key in its query ({name}=…), which would end up in logs",
                 hint="put the key into api_key_env",

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from infersiege.channels.redaction import names_secret
 from infersiege.errors import TraceError
 from infersiege.plan.bounds import SECOND_NS
 from infersiege.plan.channel_checks import channels, file_fault
@@ -33,9 +34,11 @@ _ACTS_IN: Mapping[str, tuple[str, ...]] = {
 }
 """Keys of [load] that mean something only in some modes; elsewhere they would be ignored without a word."""
 
-_SECRET_HEADERS = frozenset(
-    {"authorization", "proxy-authorization", "x-api-key", "api-key", "x-auth-token", "x-goog-api-key", "cookie"}
-)
+_SECRET_FIELDS = (SECRET_KEYS | {"proxy-authorization", "x-api-key", "api-key", "x-auth-token", "cookie"}) - {
+    "key",
+    "token",
+}
+"""Fields of extra_body that hold keys; a `key` and a `token` there may be anything."""
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -77,8 +80,10 @@ def _secrets(draft: Draft) -> None:
 def _secret_name(path: KeyPath) -> bool:
     if len(path) < 2 or path[-2] not in ("headers", "extra_body"):
         return False
-    name = str(path[-1]).lower()
-    return name in _SECRET_HEADERS or (path[-2] == "extra_body" and name in SECRET_KEYS - {"key", "token"})
+    name = str(path[-1])
+    if path[-2] == "headers":
+        return names_secret(name)
+    return name.lower() in _SECRET_FIELDS
 
 
 def _strings(raw: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
