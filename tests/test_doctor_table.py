@@ -152,6 +152,53 @@ TABLE = (
         *("answer", "fault", "answers 429 to a small request: slow down", "a rate limit"),
     ),
     Broken(
+        "a rate limit whose words lead to a page about billing",
+        chat(
+            response(
+                ERROR % ("Rate limit reached: 3 a minute. See https://h/account/billing", "rate_limit_exceeded", 429),
+                "429 Too Many Requests",
+            )
+        ),
+        *("answer", "fault", "answers 429 to a small request: Rate limit reached", "^a rate limit$"),
+    ),
+    Broken(
+        "a limit that is over in a moment, in words of a quota",
+        chat(
+            response(
+                ERROR % ("You exceeded your current quota", "x", 429),
+                "429 Too Many Requests",
+                extra="retry-after: 7\r\n",
+            )
+        ),
+        *("answer", "fault", "answers 429 to a small request", "a rate limit; it says to wait 7 s"),
+    ),
+    Broken(
+        "a country that the service does not serve: no key helps",
+        chat(
+            response(
+                ERROR % ("Country, region, or territory not supported", "unsupported_country_region_territory", 403),
+                "403 Forbidden",
+            )
+        ),
+        *("answer", "fault", "answers 403 .*Country, region", "where this host stands; another key does not help"),
+        channel=WITH_KEY,
+        environ={"KEY": KEY},
+    ),
+    Broken(
+        "a firewall's page with 403",
+        chat(response("<html>Request blocked. Invalid token</html>", "403 Forbidden", kind="text/html")),
+        *("answer", "fault", "answers 403 to a small request .a web page.", "a firewall"),
+        channel=WITH_KEY,
+        environ={"KEY": KEY},
+    ),
+    Broken(
+        "a 403 that names the key",
+        chat(response('{"error":{"message":"Your API key may not use this model"}}', "403 Forbidden")),
+        *("key", "fault", "the key in KEY is refused; .*403", "is KEY the key"),
+        channel=WITH_KEY,
+        environ={"KEY": KEY},
+    ),
+    Broken(
         "a local engine started with a key, and a plan without",
         unauthorised(),
         *("key", "fault", "without a key is refused; vLLM was started with a key", "api_key_env in .channel.local."),

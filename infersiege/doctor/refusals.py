@@ -19,9 +19,21 @@ NOT_READY = frozenset({502, 503, 504})
 
 _QUOTA = re.compile(
     r"insufficient[_ ]?(quota|balance|credits?|funds)|exceeded your current quota|out of (credits?|quota)"
-    r"|quota.{0,20}exceeded|(credit )?balance is too low|billing|payment required|arrear|余额|欠费|额度",
+    r"|quota.{0,20}exceeded|(credit )?balance is too low|payment required"
+    r"|billing[_ ]?(error|hard limit|limit|.{0,20}(not active|inactive|disabled))|arrear|余额|欠费|额度",
     re.IGNORECASE,
 )
+_RATE = re.compile(r"rate.?limit|too.?many.?requests|throttl", re.IGNORECASE)
+_LINK = re.compile(r"https?://\S+", re.IGNORECASE)
+"""Of pages where a limit is explained or raised: their paths say `billing` and `quota` whatever the limit is."""
+_LONGEST_RATE_WAIT_S = 600
+_OF_THE_KEY = re.compile(
+    r"api.?key|(invalid|access|bearer|expired|missing|auth\w*) (key|token)|credential|authenticat|unauthori[sz]ed"
+    r"|not authori[sz]ed|authori[sz]ation|log.?in|密钥|鉴权",
+    re.IGNORECASE,
+)
+_SAYS_NOTHING = re.compile(r"(forbidden|http|error|access|denied|status|code|403|[\W_])*", re.IGNORECASE)
+_OF_THE_PLACE = re.compile(r"(?<![a-z])(countr|region|territor|location|geo)", re.IGNORECASE)
 _MEMORY = re.compile(
     r"kv[ _-]?cache|out of (gpu |device |host )?memory|\boom\b|cuda ?malloc|cudaerrormemoryallocation"
     r"|no (more )?(free|available) (kv )?(blocks?|slots?|memory)|memory pool|not enough memory|insufficient memory"
@@ -55,15 +67,17 @@ def refused(target: Target, reply: Reply, what: str) -> NoReturn:
             target.fail(str(failed), failed.hint, check=failed.check, passing=True)
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
         target.fail(f"a proxy in between wants credentials; {seen}", "infersiege connects directly: who intercepts it?")
-    if status in (401, 402, 403, 429) and _QUOTA.search(words):
+    if status in (401, 402, 403, 429) and _is_out_of_quota(reply, error, words):
         source = f"the account of the key in {target.key_source}" if target.key else "the account"
         target.fail(
             f"{source} is out of quota; {seen}",
             "the quota is used up: top it up, or use another key; waiting does not help",
             check="key",
         )
-    if status in (401, 403):
+    if status == 401 or (status == 403 and _blames_the_key(reply, error, words)):
         _key_refused(target, seen)
+    if status == 403:
+        _forbidden(target, reply, seen, words)
     if status in (404, 405, 410):
         _not_found(target, reply, seen, error)
     if 300 <= status < 400:
@@ -71,12 +85,47 @@ def refused(target: Target, reply: Reply, what: str) -> NoReturn:
         target.fail(f"{seen} and points to {where}", "put that address into base_url")
     if status in (402, 429):
         wait = reply.headers.get("retry-after")
-        hint = "a rate limit or a quota" + (f"; it says to wait {target.said(wait)} s" if wait else "")
+        limit = "a rate limit" if _is_rate_limit(reply, error) else "a rate limit or a quota"
+        hint = limit + (f"; it says to wait {target.said(wait)} s" if wait else "")
         target.fail(seen, hint, check="key" if status == 402 else None)
     out_of_room(target, seen, words, class_of_status(status, error, words), passing=status in NOT_READY)
     if status >= 500:
         _server_fault(target, reply, seen, words)
     _bad_request(target, seen, said)
+
+
+def _is_rate_limit(reply: Reply, error: ServerError | None) -> bool:
+    """By the code that it names, or by the short wait that it asks for: an empty account asks for none."""
+    if error is not None and error.kind is not None and _RATE.search(error.kind):
+        return True
+    wait = reply.headers.get("retry-after", "").strip()
+    return reply.status == 429 and wait.isascii() and wait.isdigit() and int(wait[:9]) <= _LONGEST_RATE_WAIT_S
+
+
+def _is_out_of_quota(reply: Reply, error: ServerError | None, words: str) -> bool:
+    """By the code first: the words of a rate limit often lead to a page about billing."""
+    if error is not None and error.kind is not None and _QUOTA.search(error.kind):
+        return True
+    return not _is_rate_limit(reply, error) and _QUOTA.search(_LINK.sub("", words)) is not None
+
+
+def _blames_the_key(reply: Reply, error: ServerError | None, words: str) -> bool:
+    """Whether a 403 is about the key: it says so, or says nothing at all, as simple gates before engines do."""
+    if is_page(reply):
+        return False
+    told = error.describe() if error is not None else words
+    place = _OF_THE_PLACE.search(told)
+    return _SAYS_NOTHING.fullmatch(told[:1000]) is not None or (place is None and _OF_THE_KEY.search(told) is not None)
+
+
+def _forbidden(target: Target, reply: Reply, seen: str, words: str) -> NoReturn:
+    """Raise for a 403 that is not about the key."""
+    hint = "the server forbids it and does not name the key: the rights of the account, or a rule for this network?"
+    if is_page(reply):
+        hint = "a firewall, a proxy or a log-in page before the API forbids it, not the API: does it know this host?"
+    elif _OF_THE_PLACE.search(words):
+        hint = "the service is not offered where this host stands; another key does not help"
+    target.fail(seen, hint)
 
 
 def _said(target: Target, reply: Reply, error: ServerError | None) -> str:
