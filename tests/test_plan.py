@@ -300,6 +300,20 @@ FAULTS = [
         "openai-chat or openai-completions",
     ),
     (
+        "an output limit that the service refuses, so that every turn would fail",
+        'engine = "vllm"\nmodel = "m"\n[[workload]]',
+        'engine = "openai"\nmodel = "m"\ndialect = "openai-responses"\n[[workload]]\nmax_tokens = 8',
+        "plan.toml:8: workload.0.max_tokens: channel local takes no limit below 16 (its dialect's least); write 16 or "
+        "more",
+    ),
+    (
+        "the same limit for all workloads",
+        'engine = "vllm"\nmodel = "m"\n[[workload]]',
+        'engine = "openai"\nmodel = "m"\ndialect = "openai-responses"\n[sampling]\nmax_tokens = 15\n[[workload]]',
+        "plan.toml:8: sampling.max_tokens: channel local takes no limit below 16 (its dialect's least); write 16 or "
+        "more",
+    ),
+    (
         "a field of the body that comes from the trace, in this dialect's word",
         '"m"',
         '"m"\ndialect = "openai-completions"\nextra_body = {prompt = "x"}',

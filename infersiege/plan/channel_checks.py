@@ -64,6 +64,44 @@ def channels(draft: Draft) -> None:
         draft.faults.add(("channel",), "no [channel.NAME] in it: where should requests go?")
     for name, channel in draft.plan.channels.items():
         _channel(draft, name, channel)
+    if draft.faults.ok("workload") and draft.faults.ok("channel"):
+        _output_limits(draft)
+
+
+def _output_limits(draft: Draft) -> None:
+    """Limits that the plan fixes and a service refuses: every turn of the run would fail with a 400."""
+    faults, plan = draft.faults, draft.plan
+    least = {name: limit for name, channel in plan.channels.items() if (limit := _least_output(draft, name, channel))}
+    used: set[str] = set()
+    for index, workload in enumerate(plan.workloads):
+        here = ("workload", index, "max_tokens")
+        hybrid = plan.hybrids.get(workload.channel or "")
+        names = (
+            [workload.channel or next(iter(plan.channels), "")] if hybrid is None else [p.channel for p in hybrid.parts]
+        )
+        strict = [name for name in names if name in least]
+        used.update(strict)
+        if workload.max_tokens is not None and faults.ok(*here):
+            _too_short(faults, here, workload.max_tokens, strict, least)
+    if faults.ok("sampling", "max_tokens"):
+        _too_short(faults, ("sampling", "max_tokens"), plan.sampling.max_tokens, sorted(used), least)
+
+
+def _least_output(draft: Draft, name: str, channel: Channel) -> int:
+    """Fewest output tokens that a service takes; 0: any number, as engines do, or nothing is known."""
+    here = ("channel", name)
+    if channel.engine not in CLOUDS or not all(draft.faults.ok(*here, key) for key in ("engine", "dialect")):
+        return 0
+    return DIALECTS[channel.dialect or PROFILES[channel.engine].default_dialect].least_output_tokens
+
+
+def _too_short(faults: Faults, here: KeyPath, asked: int, names: list[str], least: Mapping[str, int]) -> None:
+    refusing = next((name for name in names if asked < least[name]), None)
+    if refusing is not None:
+        limit = least[refusing]
+        faults.add(
+            here, f"channel {refusing} takes no limit below {limit} (its dialect's least); write {limit} or more"
+        )
 
 
 def _channel(draft: Draft, name: str, channel: Channel) -> None:
