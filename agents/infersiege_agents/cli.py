@@ -36,7 +36,7 @@ examples:
   infersiege-agent check --influx-url http://10.0.0.5:8086
 
 exit codes: 0 done, 2 usage, 4 the database or what is watched is not there or refuses, or points were lost,
-6 no GPU driver, 70 a fault of ours, 130 interrupted
+6 no GPU can be read, 70 a fault of ours, 130 interrupted
 """
 
 

@@ -6,7 +6,7 @@ USAGE = 2
 TARGET = 4
 """The database, the engine or the command to be watched is not there, or refuses us."""
 NO_GPU = 6
-"""This host has no NVML: no driver, or no permission."""
+"""No GPU can be read: no driver, no permission, no card, or all cards lost."""
 INTERNAL = 70
 INTERRUPTED = 130
 
