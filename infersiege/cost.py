@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from infersiege.channels.routing import is_worked_on
-from infersiege.records import Cost, GroupSummary, Outcome, Summary, TokensFrom, TurnRecord
+from infersiege.records import Cost, EarlierAttempt, GroupSummary, Outcome, Summary, TokensFrom, TurnRecord
 
 PER_MILLION = 1_000_000
 HOUR_NS = 3_600 * 1_000_000_000
@@ -126,6 +126,21 @@ def priced(turn: TurnRecord, price: Prices | None) -> TurnRecord:
     """The same turn with what it cost; the turn itself where there is nothing to tell."""
     found = cost_of(turn, price)
     return turn if found.cost is None else msgspec.structs.replace(turn, cost=found.cost, cost_from=found.cost_from)
+
+
+def earlier_attempt(attempt: TurnRecord) -> EarlierAttempt:
+    """What is kept of an attempt, which has its cost, once another one follows."""
+    return EarlierAttempt(
+        channel=attempt.channel,
+        replica=attempt.replica,
+        error_class=attempt.error_class,
+        cost=attempt.cost,
+        cost_from=attempt.cost_from,
+        tokens=billed_tokens(attempt),
+        output_tokens=billed_output_tokens(attempt) if is_billed(attempt) else 0,
+        bytes_in=attempt.bytes_in,
+        bytes_out=attempt.bytes_out,
+    )
 
 
 def _complete(turn: TurnRecord) -> bool:

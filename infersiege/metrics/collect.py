@@ -20,7 +20,7 @@ from infersiege.metrics.facts import RunFacts, SteadyWindow
 from infersiege.metrics.goodput import TurnLimits
 from infersiege.metrics.histogram import bucket_of
 from infersiege.metrics.turn import BURST_NS, contradicts_itself, was_asked
-from infersiege.records import ErrorClass, Outcome, Phase, Reason, TokensFrom, TurnRecord
+from infersiege.records import EarlierAttempt, ErrorClass, Outcome, Phase, Reason, TokensFrom, TurnRecord
 
 SECOND_NS = 1_000_000_000
 
@@ -55,6 +55,10 @@ def end_of(turn: TurnRecord) -> str:
     return f"{turn.outcome.value}: {'unknown' if why is None else why.value}"
 
 
+def _class_of(failed: TurnRecord | EarlierAttempt) -> str:
+    return "unknown" if failed.error_class is None else failed.error_class.value
+
+
 class Bill:
     """What priced turns cost, whatever became of them."""
 
@@ -72,6 +76,12 @@ class Bill:
             return
         (self.costs if turn.cost_from is TokensFrom.USAGE else self.estimated).append(turn.cost)
         self.output_tokens += billed_output_tokens(turn)
+
+    def add_attempt(self, attempt: EarlierAttempt) -> None:
+        if attempt.cost is None:
+            return
+        (self.costs if attempt.cost_from is TokensFrom.USAGE else self.estimated).append(attempt.cost)
+        self.output_tokens += attempt.output_tokens
 
 
 class Cell:
@@ -91,6 +101,8 @@ class Cell:
         self._begin_by_ns = _begin_by(facts.steady, stage)
         self.outcomes: Counter[Outcome] = Counter()
         self.errors: Counter[str] = Counter()
+        self.failed_attempts: Counter[str] = Counter()
+        """By error class: of turns that went on, maybe elsewhere."""
         self.unplayed: Counter[str] = Counter()
         """Turns that neither succeeded nor failed, by `outcome: reason`."""
         self.finish_reasons: Counter[str] = Counter()
@@ -121,11 +133,16 @@ class Cell:
             self._ok(turn)
         elif turn.outcome is Outcome.FAILED:
             self._enter(self._of_failed, turn)
-            self.errors[str(turn.error_class) if turn.error_class is not None else "unknown"] += 1
+            self.errors[_class_of(turn)] += 1
         else:
             self.unplayed[end_of(turn)] += 1
         if self.limits:
             tally[self.limits.judged(turn)] += 1
+
+    def add_attempt(self, attempt: EarlierAttempt) -> None:
+        """One that failed here, of a turn that is counted where it ended."""
+        self.bill.add_attempt(attempt)
+        self.failed_attempts[_class_of(attempt)] += 1
 
     def _ok(self, turn: TurnRecord) -> None:
         tally = self.tally
@@ -350,11 +367,24 @@ class Collector:
         self._flow(turn.scenario, turn.channel if turn.routed_by is None else "", "").add_session(turn)
         self._flow(turn.scenario, turn.channel, turn.replica or "").add(turn)
         if turn.phase is Phase.STEADY:
-            key = (turn.scenario, turn.channel, turn.stage, turn.replica or "")
-            cell = self.cells.get(key)
-            if cell is None:
-                cell = self.cells[key] = Cell(key, self.facts)
-            cell.add(turn)
+            self._cell(turn, turn.channel, turn.replica).add(turn)
+        for attempt in turn.earlier:
+            self._add_attempt(turn, attempt)
+
+    def _add_attempt(self, turn: TurnRecord, attempt: EarlierAttempt) -> None:
+        """Its cost and its failure are its own channel's, whichever served the turn."""
+        flow = self._flow(turn.scenario, attempt.channel, attempt.replica or "")
+        flow.bill.add_attempt(attempt)
+        flow.routed = flow.routed or turn.routed_by is not None
+        if turn.phase is Phase.STEADY:
+            self._cell(turn, attempt.channel, attempt.replica).add_attempt(attempt)
+
+    def _cell(self, turn: TurnRecord, channel: str, replica: str | None) -> Cell:
+        key = (turn.scenario, channel, turn.stage, replica or "")
+        cell = self.cells.get(key)
+        if cell is None:
+            cell = self.cells[key] = Cell(key, self.facts)
+        return cell
 
     def _flow(self, scenario: str, channel: str, replica: str) -> Flow:
         key = (scenario, channel, replica)

@@ -120,6 +120,7 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
         notes=_notes(cells, flows, outcomes, tally) + _about_cost(cost),
         cost=cost,
         channels=tuple(sorted({cell.key[1] for cell in cells})),
+        failed_attempts=dict(sorted(_sum(cell.failed_attempts for cell in cells).items())),
     )
 
 
@@ -270,6 +271,12 @@ def _notes(cells: list[Cell], flows: list[Flow], outcomes: Counter[Outcome], tal
     unknown = tally["prompt_known"] - tally["cached_known"]
     if tally["cached_known"] and unknown:
         notes.append(f"cache share is over {tally['cached_known']} turns; {unknown} did not tell cached tokens")
+    again = _sum(cell.failed_attempts for cell in cells)
+    if again:
+        classes = ", ".join(f"{name} {count:,}" for name, count in sorted(again.items()))
+        notes.append(
+            f"{again.total():,} attempts failed before their turn was sent again ({classes}): in no error share"
+        )
     for side, title in (("prompt", "prompt"), ("output", "output")):
         asked, real = tally[f"{side}_asked"], tally[f"{side}_compared"]
         if asked and abs(real / asked - 1) > LENGTH_TOLERANCE:

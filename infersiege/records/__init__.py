@@ -25,6 +25,7 @@ from infersiege.records.messages import (
 )
 from infersiege.records.rows import (
     ClientHealth,
+    EarlierAttempt,
     EventRow,
     SeriesRow,
     TurnRecord,
@@ -73,6 +74,7 @@ __all__ = [
     "Counts",
     "Distribution",
     "Drain",
+    "EarlierAttempt",
     "ErrorClass",
     "EventRow",
     "Go",

@@ -7,6 +7,23 @@ import msgspec
 from infersiege.records.words import ErrorClass, Outcome, Phase, Reason, StampSource, TokensFrom
 
 
+class EarlierAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt at a turn that failed before its first token and was followed by another one, here or elsewhere."""
+
+    channel: str
+    replica: str | None = None
+    error_class: ErrorClass | None = None
+    cost: float | None = None
+    """By tokens, in the plan's currency; None: its channel has no such price, or nobody bills the attempt."""
+    cost_from: TokensFrom | None = None
+    tokens: int = 0
+    """Input and output tokens that it used up, by the counts that it is priced with; 0: it is not billed."""
+    output_tokens: int = 0
+    """Of these, output."""
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The product of a run: one row of turns.jsonl per turn of every planned session (docs/metrics.md).
 
@@ -58,6 +75,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     reused_connection: bool | None = None
     attempts: int = 0
     """Requests that were sent or tried for this turn, on all channels; all other figures are the last one's."""
+    earlier: tuple[EarlierAttempt, ...] = ()
+    """What came of the attempts before the last one, in their order; each is billed to its own channel."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -100,7 +119,10 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     clock_step: bool = False
     server_ttft_ns: int | None = None
     cost: float | None = None
-    """By tokens, in the plan's currency; None: its channel has no such price, or nobody bills the turn."""
+    """By tokens, in the plan's currency; None: its channel has no such price, or nobody bills the turn.
+
+    Of the last attempt; those before it have their own in `earlier`.
+    """
     cost_from: TokensFrom | None = None
     """Where the token counts behind the cost come from; None: there is none."""
     quality: str | None = None

@@ -58,7 +58,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     total: float | None
     """None: the number of GPUs is not known."""
     turns: int = 0
-    """Turns that were priced by their tokens, failed and cut ones included."""
+    """Turns that were priced by their tokens, failed and cut ones included; of several attempts at one, each counts."""
     estimated_turns: int = 0
     """Of these, turns of which the server did not tell every count that has a price."""
     estimated: float | None = None
@@ -99,6 +99,7 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None
     output_tokens: int | None
     errors: dict[str, int]
+    """Turns that failed, by error class."""
     finish_reasons: dict[str, int]
     in_flight_mean: float | None
     in_flight_max: int | None
@@ -109,6 +110,9 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     """To which its turns went."""
     replica: str | None = None
     """None: all of them."""
+    failed_attempts: dict[str, int] = {}
+    """Attempts of steady turns that failed here and were followed by another one, by error class: in no other figure
+    but the cost, since their turn is counted where it ended."""
 
 
 class TraceAccount(msgspec.Struct, frozen=True, kw_only=True):

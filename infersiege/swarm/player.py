@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from infersiege.channels.routing import back_off_ns, fails_over, is_refused, jitter_of
-from infersiege.records import Outcome, Reason, TurnRecord
+from infersiege.cost import earlier_attempt
+from infersiege.records import EarlierAttempt, Outcome, Reason, TurnRecord
 from infersiege.swarm.budget import Purse
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import OpenSession, request_id_of
@@ -38,18 +39,22 @@ class Tries:
     """The attempts at one turn, as they become its record.
 
     All figures are the last attempt's, but `attempts` counts every one and `attempt_ns` is the first one's: what waits
-    between two is neither this worker's lateness nor left out of what is measured from the due time.
+    between two is neither this worker's lateness nor left out of what is measured from the due time. What the others
+    cost, and where, is in `earlier`.
     """
 
-    __slots__ = ("_attempts", "_first", "_last", "failed_over", "retried", "retry_cut")
+    __slots__ = ("_attempts", "_earlier", "_first", "_last", "failed_over", "retried", "retry_cut")
 
     def __init__(self) -> None:
         self._first: TurnRecord | None = None
         self._last: TurnRecord | None = None
+        self._earlier: list[EarlierAttempt] = []
         self._attempts = 0
         self.retried = self.failed_over = self.retry_cut = False
 
     def add(self, record: TurnRecord) -> None:
+        if self._last is not None:
+            self._earlier.append(earlier_attempt(self._last))
         self._first = self._first or record
         self._last = record
         self._attempts += record.attempts
@@ -66,7 +71,11 @@ class Tries:
         if not flags:
             return last
         return msgspec.structs.replace(
-            last, attempt_ns=first.attempt_ns, attempts=self._attempts, flags=(*last.flags, *flags)
+            last,
+            attempt_ns=first.attempt_ns,
+            attempts=self._attempts,
+            earlier=tuple(self._earlier),
+            flags=(*last.flags, *flags),
         )
 
 
