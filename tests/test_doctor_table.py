@@ -45,8 +45,10 @@ from scripted_server import black_hole, dead_port
 from infersiege.cli.doctor import doctor
 from infersiege.doctor import SKIPPED, preflight, unexamined
 from infersiege.doctor.examined import Examined, examine_plan
+from infersiege.doctor.host import examine_host
 from infersiege.emulator.process import EmulatorProcess
 from infersiege.errors import ExitCode
+from infersiege.plan import load_plan
 from infersiege.plan.hybrid_schema import Hybrid, Part
 from infersiege.plan.schema import Channel, Load, Plan, Sampling, Telemetry, Timeouts, Workload
 
@@ -667,6 +669,37 @@ def test_hc_06_too_few_open_files_for_the_users(tmp_path: Path) -> None:
     assert "use 3 workers" in row
     assert ended.returncode == ExitCode.TARGET
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("channels", "servers", "why"),
+    [
+        ("", 1, "one server"),
+        ("keep_alive = false", 1, "the connection is closed after each answer"),
+        (
+            'base_urls = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"]',
+            3,
+            "a user meets each replica",
+        ),
+        (
+            'base_urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]\n[channel.cloud]\nengine = "vllm"\nmodel = "m"\n'
+            '[channel.both]\nengine = "hybrid"\npolicy = "overflow"\n[[channel.both.part]]\nchannel = "local"\n'
+            'max_in_flight = 2\n[[channel.both.part]]\nchannel = "cloud"\n'
+            '[channel.unused]\nengine = "vllm"\nmodel = "m"',
+            3,
+            "the parts of a hybrid, replicas too, and no channel that no workload names",
+        ),
+    ],
+)
+def test_hc_06_open_files_count_every_server_of_a_user(tmp_path: Path, channels: str, servers: int, why: str) -> None:
+    named = "both" if "both" in channels else "local"
+    (tmp_path / "plan.toml").write_text(
+        f'[run]\nduration = "5s"\n[load]\nusers = 100\n[channel.local]\nengine = "vllm"\nmodel = "m"\n{channels}\n'
+        f'[[workload]]\nscenario = "a"\ntrace = "builtin:agent"\nchannel = "{named}"\n'
+    )
+    checks = examine_host(load_plan(tmp_path / "plan.toml", environ={}), {}, out=tmp_path)
+    said = next(check.seen for check in checks if check.name == "open files")
+    assert f"needs about {100 * servers + 100:,} for its share of 100 users" in said, why
 
 
 def test_a_disk_without_room_and_a_folder_that_is_none(small_disk: Path, tmp_path: Path) -> None:

@@ -46,14 +46,26 @@ def _descriptors(found: Findings, plan: Plan) -> None:
     if users is None:
         found.ok("open files", f"{limit} per process; the load sets no most in flight to hold that against")
         return
-    needed = -(-users // workers) + _DESCRIPTORS_BESIDE_USERS
+    servers = _servers_of_a_user(plan)
+    needed = -(-users // workers) * servers + _DESCRIPTORS_BESIDE_USERS
     said = f"{limit} per process; a worker needs about {needed:,} for its share of {users:,} users"
+    if servers > 1:
+        said += f", each with a connection to up to {servers} servers"
     if hard != resource.RLIM_INFINITY and hard < needed:
-        more = -(-users // max(1, hard - _DESCRIPTORS_BESIDE_USERS)) if hard > _DESCRIPTORS_BESIDE_USERS else None
+        each = max(0, hard - _DESCRIPTORS_BESIDE_USERS) // servers
+        more = -(-users // each) if each else None
         hint = f"raise it (ulimit -Hn {needed}, or LimitNOFILE)" + (f", or use {more} workers" if more else "")
         found.fault("open files", said, hint)
     else:
         found.ok("open files", said)
+
+
+def _servers_of_a_user(plan: Plan) -> int:
+    """Connections that one user may have open: it keeps one to each server that a session of its ever went to."""
+    named = {workload.channel or next(iter(plan.channels), "") for workload in plan.workloads}
+    used = named | {part.channel for name in named if name in plan.hybrids for part in plan.hybrids[name].parts}
+    kept = [channel for name, channel in plan.channels.items() if name in used and channel.keep_alive]
+    return max(1, sum(len(channel.addresses) for channel in kept))
 
 
 def _room(found: Findings, name: str, path: Path) -> None:
