@@ -911,6 +911,17 @@ def test_a_driver_that_hangs_does_not_outlast_seconds(
     assert "ending without it" in err and "gpu.jsonl: 1 points written" in err
 
 
+def test_a_driver_that_hangs_and_then_has_no_card_leaves_a_closed_file(
+    library: Path, control: fake_nvml.Control, tmp_path: Path
+) -> None:
+    control.update({"count": 0, "delay_us.nvmlDeviceGetCount_v2": 5_600_000})
+    process = agent("--out", str(tmp_path / "gpu.jsonl"), environ=control.environ(library))
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == NO_GPU
+    assert "has not answered for 5 s" in err and "gpu.jsonl: 1 points written" in err
+    assert "error: the NVIDIA driver answers, but it has no GPU" in err
+
+
 def test_hot_restart_makes_no_duplicate_and_no_negative_value(
     library: Path, control: fake_nvml.Control, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 raise _no_gpu(fault)
             return _sample(sampler, fast_s, settings.host, args, sink(), heard)
         finally:
+            sink.end()
             sampler.close()
             dog.stop()
 
@@ -111,6 +112,11 @@ class _Opened:
             if self._outlet is None:
                 self._outlet = outlet.open_outlet(self._args, source="gpu", environ=os.environ)
             return self._outlet
+
+    def end(self) -> None:
+        """Close it where that was not done: the watchdog had opened it, and then there was no GPU after all."""
+        if self._outlet is not None and not self._outlet.closed:
+            say(self._outlet.close())
 
 
 def _sample(
