@@ -55,10 +55,14 @@ $(INSTALLED_VLLM): examples/engines/vllm_install.py
 	@.venv-vllm/bin/python examples/engines/vllm_install.py
 	@touch $@
 
-# Two passes: tests that measure time, or judge whole runs, must not share the cores with others.
+# Three passes: whole runs mostly wait, two of them share the cores well; tests that measure time get them alone.
+FAST := not truth and not alone and not llamacpp and not vllm
+WHOLE := (alone or llamacpp or vllm) and not truth
+
 test: venv llamacpp  ## All tests, the real engine included
-	$(PYTEST) -q -n $(JOBS) -m "not truth and not llamacpp and not vllm and not alone" $(PYTEST_ARGS)
-	$(PYTEST) -q -m "truth or llamacpp or vllm or alone" $(PYTEST_ARGS)
+	$(PYTEST) -q -n $(JOBS) -m "$(FAST)" $(PYTEST_ARGS)
+	$(PYTEST) -q -n $(JOBS) --dist loadfile -m "$(WHOLE)" $(PYTEST_ARGS)
+	$(PYTEST) -q -m truth $(PYTEST_ARGS)
 
 check: venv  ## Lint, formatting, types
 	$(BIN)/ruff check .

@@ -110,7 +110,7 @@ def reference_work() -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.truth
 def test_eight_cards_at_1_hz_cost_less_than_half_a_percent_of_a_core(library: Path, tmp_path: Path) -> None:
     """The real command with its file; without what a real driver itself takes. Here it shows about 0.26 %."""
     control = fake_nvml.Control(tmp_path / "nvml.conf")

@@ -236,6 +236,8 @@ def test_the_database_has_the_same_points_and_no_secret_shows(
 
 
 def environ_of(pid: int) -> dict[str, str]:
+    # Between fork and exec it is a copy of this process.
+    wait_for(lambda: b"infersiege_agents" in Path(f"/proc/{pid}/cmdline").read_bytes())
     entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 

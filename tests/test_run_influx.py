@@ -286,6 +286,7 @@ def test_what_an_outage_kept_is_delivered_by_the_next_run(
         assert sum(row["ok"] for row in seconds) == ran.summary.counts.ok
 
 
+@pytest.mark.truth
 def test_a_database_that_hangs_makes_no_turn_late(
     watched: Siege, emulator: EmulatorProcess, influx: databases.InfluxDB
 ) -> None:
