@@ -40,9 +40,12 @@ from scripted_server import Peer
 from scripted_server import Server as ScriptedServer
 
 from infersiege.cli.doctor import doctor
-from infersiege.doctor import examine, preflight
+from infersiege.doctor import DoctorError, adapted, examine, preflight
+from infersiege.doctor.tools import sends_tools
+from infersiege.emulator.process import EmulatorProcess
 from infersiege.errors import ExitCode, TargetError, UsageError
-from infersiege.plan.schema import Sampling, Timeouts
+from infersiege.plan import load_plan
+from infersiege.plan.schema import Channel, Load, Plan, Sampling, Timeouts, Workload
 from infersiege.rundir import ChannelFacts
 
 # ---------------------------------------------------------------------------------------------------- what works
@@ -628,6 +631,51 @@ def test_the_command_checks_the_database_of_the_plan(
             row = next(line for line in ended.output.splitlines() if line.startswith("telemetry"))
             assert row.split()[1:3] == [mark, "influxdb"], row
             assert text in ended.output
+
+
+NO_TOOLS = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+
+
+def test_a_server_without_tools_is_found_before_a_run_that_sends_them(tmp_path: Path) -> None:
+    """vLLM without its flags refuses each request that has tools: every turn of the run."""
+    plan = tmp_path / "plan.toml"
+    refusal = json.dumps({"error": {"message": NO_TOOLS, "type": "BadRequestError", "code": 400}})
+    with serving(chat(response(refusal, "400 Bad Request"))) as server:
+        plan.write_text(PLAN.format(good=server.port, bad=server.port))
+        with pytest.raises(DoctorError, match="the workloads of this channel send tools") as caught:
+            preflight(load_plan(plan, environ={}), environ={})
+        asked = server.bodies("POST /v1/chat/completions")
+    assert caught.value.check == "tools"
+    assert "--enable-auto-tool-choice" in (caught.value.hint or "")
+    assert [len(body["tools"]) for body in asked] == [1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("trace", "sends", "why"),
+    [
+        ("builtin:agent", True, "built in"),
+        ('{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}', True, "a file with some"),
+        ('{"messages": [{"role": "user", "content": "a"}], "tools": []}', False, "a file with none"),
+        ('{"messages": [{"role": "user", "content": "which \\"tools\\"?"}]}', False, "a word in a prompt"),
+    ],
+)
+def test_the_probe_has_a_tool_where_the_workloads_have_some(tmp_path: Path, trace: str, sends: bool, why: str) -> None:
+    if not trace.startswith("builtin:"):
+        (tmp_path / "t.jsonl").write_text(trace)
+        trace = str(tmp_path / "t.jsonl")
+    channels = {name: Channel(engine="vllm", model="m") for name in ("used", "unused")}
+    plan = Plan(channels=channels, workloads=(Workload(scenario="a", trace=trace, channel="used"),), load=Load())
+    assert sends_tools(plan, "used") is sends, why
+    assert not sends_tools(plan, "unused"), "its turns go elsewhere"
+
+
+def test_cl_04_a_cache_key_that_is_refused_is_left_out() -> None:
+    with EmulatorProcess("--fault", "refuse_field=prompt_cache_key") as emulator:
+        channel = Channel(engine="generic", base_url=emulator.base_url, model="emulated-model", prompt_cache_key=True)
+        plan = Plan(channels={"local": channel}, workloads=(), load=Load())
+        facts = preflight(plan, environ={})
+    assert facts["local"].dropped_fields == ("prompt_cache_key",)
+    assert not adapted(plan, facts).channels["local"].prompt_cache_key
 
 
 def test_an_examination_names_the_step_that_failed() -> None:

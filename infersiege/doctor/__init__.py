@@ -12,6 +12,7 @@ from infersiege.channels import DIALECTS, PROFILES
 from infersiege.channels.url import endpoint_url
 from infersiege.doctor.examination import Examination, examine
 from infersiege.doctor.findings import Check, DoctorError, NotReadyError, Verdict
+from infersiege.doctor.tools import sends_tools
 from infersiege.plan.schema import Channel, Plan
 from infersiege.redact import scrub
 from infersiege.rundir import ChannelFacts
@@ -68,9 +69,9 @@ def preflight(
     deadline_ns = time.monotonic_ns() + wait_ns
     facts: dict[str, ChannelFacts] = {}
     for name, label, channel in targets(plan):
-        told = ""
+        told, tools = "", sends_tools(plan, name)
         while True:
-            found = examine(label, channel, plan.sampling, environ=environ)
+            found = examine(label, channel, plan.sampling, environ=environ, tools=tools)
             if found.facts is not None:
                 facts[name] = _together(facts.get(name), found.facts)
                 break
@@ -94,12 +95,14 @@ def _together(before: ChannelFacts | None, facts: ChannelFacts) -> ChannelFacts:
 def adapted(plan: Plan, facts: Mapping[str, ChannelFacts]) -> Plan:
     """The plan as its servers take it: each channel leaves out what its server refuses (CL-04)."""
     return msgspec.structs.replace(
-        plan,
-        channels={
-            name: msgspec.structs.replace(channel, drop_fields=facts[name].dropped_fields or channel.drop_fields)
-            for name, channel in plan.channels.items()
-        },
+        plan, channels={name: _adapted(channel, facts[name]) for name, channel in plan.channels.items()}
     )
+
+
+def _adapted(channel: Channel, facts: ChannelFacts) -> Channel:
+    dropped = facts.dropped_fields or channel.drop_fields
+    cache_key = channel.prompt_cache_key and "prompt_cache_key" not in dropped
+    return msgspec.structs.replace(channel, drop_fields=dropped, prompt_cache_key=cache_key)
 
 
 def unexamined(plan: Plan) -> dict[str, ChannelFacts]:

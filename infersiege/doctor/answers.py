@@ -15,6 +15,7 @@ from infersiege.channels.request import without
 from infersiege.doctor.http import Hear, Reply
 from infersiege.doctor.refusals import out_of_room, refused
 from infersiege.doctor.target import Target, is_page, json_of
+from infersiege.doctor.tools import TOOL
 from infersiege.plan.schema import Sampling
 from infersiege.wire.sse import EventStream
 
@@ -22,6 +23,7 @@ DROPPABLE: Mapping[str, str] = {
     "stream_options": "token counts are estimates, unless the server tells them anyway",
     "ignore_eos": "output lengths are not fixed",
     "min_tokens": "output lengths are not fixed to the letter",
+    "prompt_cache_key": "the server is not told which requests share a session's cache",
     "seed": "answers can't be repeated by their seed",
     "temperature": "the server samples at a temperature of its own",
     "top_p": "the server samples with a nucleus of its own",
@@ -71,17 +73,23 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask(
-    target: Target, sampling: Sampling, *, stream: bool, max_tokens: int, dropped: tuple[str, ...] = ()
+    target: Target,
+    sampling: Sampling,
+    *,
+    stream: bool,
+    max_tokens: int,
+    dropped: tuple[str, ...] = (),
+    tools: bool = False,
 ) -> Answered:
     """One answer of a few tokens. Raises DoctorError with what is wrong with it.
 
     A 400 or 422 that names a field which a run can do without is asked again without it; it counts as the cause only
-    if that helps. Fields in `dropped` are not sent to begin with.
+    if that helps. Fields in `dropped` are not sent to begin with. `tools`: one goes along.
     """
     first: Reply | None = None
     dropped = tuple(dict.fromkeys((*target.channel.drop_fields, *dropped)))
     while True:
-        body = request_of(target, sampling, stream=stream, max_tokens=max_tokens, dropped=dropped)
+        body = request_of(target, sampling, stream=stream, max_tokens=max_tokens, dropped=dropped, tools=tools)
         listener = _Listener(target, max_tokens) if stream else None
         reply = target.fetch("POST", target.url, body, listener)
         if reply.status == 200:
@@ -89,7 +97,8 @@ def ask(
         first = first or reply
         named = _named_field(reply, _sent(target, body))
         if named is None:
-            refused(target, reply if reply.status not in (400, 422) else first, "a small request")
+            what = "a small request with a tool" if tools else "a small request"
+            refused(target, reply if reply.status not in (400, 422) else first, what, tools=tools)
         dropped = (*dropped, named)
     if reply.encoding is not None:
         target.fail(
@@ -109,12 +118,22 @@ def ask(
     )
 
 
-def request_of(target: Target, sampling: Sampling, *, stream: bool, max_tokens: int, dropped: tuple[str, ...]) -> bytes:
+def request_of(
+    target: Target,
+    sampling: Sampling,
+    *,
+    stream: bool,
+    max_tokens: int,
+    dropped: tuple[str, ...],
+    tools: bool = False,
+) -> bytes:
     """The body of a request with a prompt of its own, so that it warms no cache that is measured and meets none."""
     channel = target.channel
     max_tokens = max(max_tokens, target.dialect.least_output_tokens)
     extra = dict(channel.extra_body)
-    if channel.ignore_eos and target.profile.ignore_eos_fields is not None:
+    if channel.prompt_cache_key and "prompt_cache_key" not in dropped:
+        extra["prompt_cache_key"] = os.urandom(16).hex()  # as long as a session's
+    if channel.ignore_eos and not tools and target.profile.ignore_eos_fields is not None:
         extra = without(target.profile.ignore_eos_fields(max_tokens), dropped) | extra
     asked = {
         "temperature": sampling.temperature,
@@ -126,7 +145,7 @@ def request_of(target: Target, sampling: Sampling, *, stream: bool, max_tokens: 
     return target.dialect.request_body(
         model=channel.model,
         messages=[{"role": "user", "content": prompt}],
-        tools=None,
+        tools=[TOOL] if tools else None,
         max_tokens=max_tokens,
         stream=stream,
         include_usage=channel.include_usage and "stream_options" not in dropped,

@@ -49,15 +49,17 @@ def examine(
     environ: Mapping[str, str] | None = None,
     plan: Plan | None = None,
     channel_name: str | None = None,
+    tools: bool = False,
 ) -> Examination:
     """Look at one channel once. Errors of the target, and of a key that cannot be read, are in the result.
 
     Without `plan`: what a run needs to know, from the list of models and one answer. With it: everything.
-    `channel_name`: as in the plan, where `name` is that of one of several addresses.
+    `channel_name`: as in the plan, where `name` is that of one of several addresses. `tools`: the run sends some.
     """
     found = Findings(Secrets())
     looking = _Looking(name, channel, sampling, os.environ if environ is None else environ, plan, found)
     looking.channel_name = channel_name or name
+    looking.tools = tools
     try:
         facts = looking.facts()
     except InfersiegeError as error:
@@ -83,6 +85,7 @@ class _Looking:
         self._environ, self._plan, self._found = environ, plan, found
         self._noted_model: str | None = None
         self.channel_name = name
+        self.tools = False
 
     def facts(self) -> ChannelFacts:
         """Make all checks. Raises InfersiegeError at the one that keeps the others from being made."""
@@ -191,7 +194,7 @@ class _Looking:
         """The answer as the run asks for it; in the thorough form also the other way, streamed or not."""
         streams, thorough = target.channel.stream, self._plan is not None
         tokens = PACE_TOKENS if thorough and streams else SHORT_TOKENS
-        answered = ask(target, self._sampling, stream=streams, max_tokens=tokens)
+        answered = ask(target, self._sampling, stream=streams, max_tokens=tokens, tools=self.tools)
         self._tell(answered)
         if thorough:
             self._other_way(target, answered)
@@ -217,13 +220,8 @@ class _Looking:
         """What the run does not need may fail: that is a warning."""
         name = "answer" if answered.streamed else "stream"
         try:
-            other = ask(
-                target,
-                self._sampling,
-                stream=not answered.streamed,
-                max_tokens=SHORT_TOKENS,
-                dropped=answered.dropped,
-            )
+            stream, dropped = not answered.streamed, answered.dropped
+            other = ask(target, self._sampling, stream=stream, max_tokens=SHORT_TOKENS, dropped=dropped)
         except DoctorError as error:
             how = "streamed" if name == "stream" else "in one piece"
             said = str(error).removeprefix(f"channel {self._name}: ")

@@ -12,6 +12,7 @@ from infersiege.doctor.examination import examine
 from infersiege.doctor.findings import Check, Verdict, fit
 from infersiege.doctor.host import examine_host
 from infersiege.doctor.telemetry import examine_telemetry
+from infersiege.doctor.tools import sends_tools
 from infersiege.errors import ExitCode, strongest
 from infersiege.plan.schema import Plan
 from infersiege.redact import Secrets
@@ -70,7 +71,8 @@ def examine_plan(
                 show(line)
 
     for name, label, channel in targets(plan):
-        found = examine(label, channel, plan.sampling, environ=environ, plan=plan, channel_name=name)
+        tools = sends_tools(plan, name)
+        found = examine(label, channel, plan.sampling, environ=environ, plan=plan, channel_name=name, tools=tools)
         tell(label, found.checks)
         if found.facts is not None:
             facts.setdefault(name, found.facts)

@@ -36,12 +36,12 @@ def longest_rows(plan: Plan, channel: str) -> list[Longest]:
     found = [
         _longest(plan, workload)
         for workload in plan.workloads
-        if channel in _served_by(plan, workload.channel or first, workload.scenario)
+        if channel in served_by(plan, workload.channel or first, workload.scenario)
     ]
     return [longest for longest in found if longest is not None]
 
 
-def _served_by(plan: Plan, name: str, scenario: str) -> tuple[str, ...]:
+def served_by(plan: Plan, name: str, scenario: str) -> tuple[str, ...]:
     """Channels that a workload's sessions may go to: of a hybrid one, all parts but those of other scenarios."""
     hybrid = plan.hybrids.get(name)
     if hybrid is None:

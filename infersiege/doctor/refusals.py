@@ -12,6 +12,7 @@ from infersiege.doctor.http import Reply
 from infersiege.doctor.models import base_url_that_works
 from infersiege.doctor.reach import is_this_host, proxy_failed
 from infersiege.doctor.target import Target, is_page, json_of
+from infersiege.doctor.tools import ABOUT_TOOLS, HINT
 from infersiege.records import ErrorClass
 
 NOT_READY = frozenset({502, 503, 504})
@@ -53,8 +54,8 @@ _GATEWAYS = re.compile(
 )
 
 
-def refused(target: Target, reply: Reply, what: str) -> NoReturn:
-    """Raise what an HTTP status other than 200 means."""
+def refused(target: Target, reply: Reply, what: str, *, tools: bool = False) -> NoReturn:
+    """Raise what an HTTP status other than 200 means. `tools`: the request had one, as the plan's workloads do."""
     status = reply.status
     error = server_error(json_of(reply.body))
     said = _said(target, reply, error)
@@ -89,6 +90,8 @@ def refused(target: Target, reply: Reply, what: str) -> NoReturn:
         hint = limit + (f"; it says to wait {target.said(wait)} s" if wait else "")
         target.fail(seen, hint, check="key" if status == 402 else None)
     out_of_room(target, seen, words, class_of_status(status, error, words), passing=status in NOT_READY)
+    if tools and status in (400, 422, 500, 501) and ABOUT_TOOLS.search(words):
+        target.fail(f"the workloads of this channel send tools; {seen}", HINT, check="tools")
     if status >= 500:
         _server_fault(target, reply, seen, words)
     _bad_request(target, seen, said)
