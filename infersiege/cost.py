@@ -289,15 +289,15 @@ def money(value: float) -> str:
 
 
 def cost_line(summary: Summary) -> str | None:
-    """What the run cost, on one line: `cost 1.32 (cloud 0.97, local 0.35; 12 of 400 turns estimated)`.
+    """What the run cost, on one line: `cost 1.32 (cloud 0.97, local 0.35; 12 of 400 requests estimated)`.
 
     None: no channel has a price.
     """
     if not summary.costs:
         return None
     parts = [f"{cost.channel} {'unknown' if cost.total is None else money(cost.total)}" for cost in summary.costs]
-    turns, guessed = sum(cost.turns for cost in summary.costs), sum(cost.estimated_turns for cost in summary.costs)
-    doubt = f"; {guessed:,} of {turns:,} turns estimated" if guessed else ""
+    requests, guessed = sum(cost.turns for cost in summary.costs), sum(cost.estimated_turns for cost in summary.costs)
+    doubt = f"; {guessed:,} of {requests:,} requests estimated" if guessed else ""
     rate = summary.groups[0].rates.get(_RATE) if summary.groups else None
     per = "" if rate is None else f", {money(rate)} per million output tokens in steady"
     return f"cost {'unknown' if summary.cost is None else money(summary.cost)} ({', '.join(parts)}{doubt}){per}"

@@ -377,7 +377,7 @@ def test_cost_of_turns_run_and_million_tokens() -> None:
     assert (local.cost, local.rates[RATE], local.distributions["cost"].n) == (None, None, 0)
     spent = whole.distributions["cost"]
     assert (spent.n, spent.missing, spent.unit, spent.p50) == (3, 0, "money", about(0.0015))
-    assert any("the cost of 1 of 3 turns is estimated (0.0015 of 0.0045)" in note for note in whole.notes)
+    assert any("the cost of 1 of 3 requests is estimated (0.0015 of 0.0045)" in note for note in whole.notes)
 
 
 def test_failed_and_cut_turns_are_on_the_bill_of_a_million_tokens() -> None:
@@ -478,7 +478,7 @@ def test_a_run_paid_in_both_ways() -> None:
     assert groups[None, "cloud"].rates[RATE] == about(30.0)
     # 0.02 for the 50 tokens of the one turn
     assert groups[None, "local"].rates[RATE] == about(400.0)
-    assert cost_line(summary) == "cost 0.03 (cloud 0.006, local 0.024; 1 of 4 turns estimated)"
+    assert cost_line(summary) == "cost 0.03 (cloud 0.006, local 0.024; 1 of 4 requests estimated)"
 
 
 def test_how_prices_were_read_is_said() -> None:
@@ -487,7 +487,7 @@ def test_how_prices_were_read_is_said() -> None:
     assert "cloud: cached tokens are priced as input, since the plan has no price for them" in notes
     assert "cost leaves out local: no price in the plan" in notes
     assert cost_line(summary) == (
-        "cost 0.006 (cloud 0.006; 1 of 4 turns estimated), 30.00 per million output tokens in steady"
+        "cost 0.006 (cloud 0.006; 1 of 4 requests estimated), 30.00 per million output tokens in steady"
     )
 
 

@@ -156,7 +156,7 @@ def _about_cost(cost: Cost | None) -> tuple[str, ...]:
     if cost is None or cost.estimated is None or cost.total is None:
         return ()
     return (
-        f"the cost of {cost.estimated_turns:,} of {cost.turns:,} turns is estimated ({money(cost.estimated)} of "
+        f"the cost of {cost.estimated_turns:,} of {cost.turns:,} requests is estimated ({money(cost.estimated)} of "
         f"{money(cost.total)}): the server did not tell every count that has a price, or the answer was cut",
     )
 
