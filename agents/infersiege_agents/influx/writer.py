@@ -85,8 +85,7 @@ class DurableWriter:
         self._counts: losses.CountsFile | None = None
         self._segment: spools.SegmentFile | None = None
         self._segment_began = 0.0
-        self._sequence = 0
-        self._sealed_points = 0
+        self._sequence = self._sealed_points = 0
         self._sizes: dict[int, int] = {}
         """Sequence -> size of each sealed segment that may still be there."""
         self._listing = spools.Listing([], 0)
