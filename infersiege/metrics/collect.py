@@ -120,6 +120,7 @@ class Cell:
         tally["asked"] += was_asked(turn)
         tally["clock_step"] += turn.clock_step
         tally["contradicting"] += contradicts_itself(turn)
+        tally["quota_gone"] += 0 in turn.quota_left.values()
         if turn.flags:
             tally["odd_usage"] += ODD_USAGE in turn.flags
             self.emulated = self.emulated or "emulated" in turn.flags

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from infersiege.metrics.collect import WIDE_SLACK_NS, Collector
 from infersiege.metrics.delivery import Delivered
 from infersiege.metrics.groups import LENGTH_TOLERANCE
-from infersiege.records import Counts, GroupSummary, Outcome, Reason
+from infersiege.records import Counts, ErrorClass, GroupSummary, Outcome, Reason
 
 DELIVERED_FLOOR = 0.95
 """Less of the asked load than this makes a run invalid."""
@@ -182,7 +182,7 @@ def _client(collector: Collector) -> list[str]:
 def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
     """What does not make the run invalid but must be read with its figures."""
     warnings = [*collector.facts.warnings, *_about_turns(collector)]
-    warnings += [*_about_tokens(collector), *_about_streams(collector)]
+    warnings += [*_about_tokens(collector), *_about_streams(collector), *_about_quota(collector)]
     stepped = _tally(collector, "clock_step")
     if stepped and not _too_many(stepped, sum(cell.outcomes.total() for cell in collector.cells.values())):
         warnings.append(f"the clock was stepped during {stepped} turns; their stamps are those of the reads")
@@ -244,6 +244,27 @@ def _about_tokens(collector: Collector) -> list[str]:
         if not told and any(cell.tally["prompt_known"] for cell in cells):
             hint = collector.facts.cache_hints.get(channel)
             warnings.append(f"{channel}: cache share unknown" + (f"; {hint}" if hint else ""))
+    return warnings
+
+
+def _about_quota(collector: Collector) -> list[str]:
+    """Whether what was reached is the account's limit (CL-10): a plateau then says nothing of the server."""
+    warnings = []
+    for channel in sorted({key[1] for key in collector.cells}):
+        cells = [cell for key, cell in collector.cells.items() if key[1] == channel]
+        refused = sum(
+            cell.errors[ErrorClass.RATE_LIMIT] + cell.failed_attempts[ErrorClass.RATE_LIMIT] for cell in cells
+        )
+        gone = sum(cell.tally["quota_gone"] for cell in cells)
+        asked = sum(cell.outcomes[Outcome.OK] + cell.outcomes[Outcome.FAILED] for cell in cells)
+        asked += sum(cell.failed_attempts.total() for cell in cells)
+        seen = [f"{refused} of {asked} requests were refused by a rate limit"] if _too_many(refused, asked) else []
+        seen += [f"{gone} of {asked} answers said that nothing is left of it"] if _too_many(gone, asked) else []
+        if seen:
+            warnings.append(
+                f"{channel}: quota-bound: {', and '.join(seen)}: these figures show what the account may do, not what "
+                "the server can; lower the load or raise the limit"
+            )
     return warnings
 
 

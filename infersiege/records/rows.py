@@ -113,6 +113,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
     http_status: int | None = None
     retry_after_ns: int | None = None
+    quota_left: dict[str, int] = {}
+    """What the account may still ask for (`requests`, `tokens` …), as the answer's rate-limit headers told."""
     bytes_in: int = 0
     bytes_out: int = 0
     stamp_source: StampSource | None = None

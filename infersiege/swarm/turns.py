@@ -11,6 +11,7 @@ from infersiege.channels.affinity import Kept
 from infersiege.channels.answer import Answer
 from infersiege.channels.dialect import Decoded
 from infersiege.channels.outcome import GOOD_FINISH, Conclusion, account_tokens, conclude, decode_body
+from infersiege.channels.quota import quota_left
 from infersiege.channels.redaction import Secrets, one_line
 from infersiege.cost import priced
 from infersiege.records import Outcome, Reason, TurnRecord
@@ -145,6 +146,7 @@ class TurnPlayer:
             flags=conclusion.flags + emulated + (("moved",) if leg.moved else ()),
             http_status=result.status,
             retry_after_ns=conclusion.retry_after_ns,
+            quota_left=quota_left(result.headers),
             bytes_in=result.bytes_in,
             bytes_out=result.bytes_out,
             server_ttft_ns=decoded.server_ttft_ns if decoded else None,
