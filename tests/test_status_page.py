@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import http.client
 import json
@@ -95,14 +96,14 @@ def send(port: int, data: bytes, *, shut: bool = True) -> bytes:
     """Everything that the server answers to these bytes, until it closes."""
     answer = b""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        client.sendall(data)
-        if shut:
-            client.shutdown(socket.SHUT_WR)
-        try:
+        # It need not read all that was sent: the connection may be gone before, or between, any of these.
+        with contextlib.suppress(OSError):
+            client.sendall(data)
+            if shut:
+                client.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
             while block := client.recv(65536):
                 answer += block
-        except ConnectionResetError:
-            pass  # it did not read all that was sent
     return answer
 
 
