@@ -15,7 +15,7 @@ import msgspec
 from infersiege.channels import anthropic_request
 from infersiege.channels.anthropic_usage import AnthropicCounters
 from infersiege.channels.dialect import ANSWER, DONE, TEXT, Decoded, Dialect
-from infersiege.channels.faults import server_error
+from infersiege.channels.faults import whole_object
 from infersiege.channels.gathered import Gathered
 from infersiege.channels.leniency import lenient_json
 from infersiege.records import Message
@@ -215,11 +215,7 @@ class AnthropicMessages(Dialect):
 
         Raises ValueError on what is neither an answer nor an error.
         """
-        value = lenient_json(body)
-        if not isinstance(value, dict):
-            raise ValueError(f"expected a JSON object, got {type(value).__name__}")
-        if not isinstance(value.get("content"), list) and server_error(value) is None:
-            raise ValueError("neither `content` nor an error in the answer")
+        value = whole_object(body, "content")
         decoder = AnthropicDecoder()
         decoder.take_whole(value)
         return decoder.decoded()

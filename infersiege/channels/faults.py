@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from infersiege.channels.leniency import lenient_json
 from infersiege.records import ErrorClass
 
 
@@ -240,3 +241,16 @@ def gist(text: str) -> str:
     """What a body that is no error object says: the title of a page, else its words."""
     title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
     return title[1].strip() if title is not None else re.sub(r"<[^>]*>", " ", text[:2000]).strip()
+
+
+def whole_object(body: bytes, field: str) -> dict[str, Any]:
+    """The JSON object of a non-streamed answer: it has the list `field` that makes it one, or it is an error object.
+
+    Raises ValueError on what is neither.
+    """
+    value = lenient_json(body)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+    if not isinstance(value.get(field), list) and server_error(value) is None:
+        raise ValueError(f"neither `{field}` nor an error in the answer")
+    return value

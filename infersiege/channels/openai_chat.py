@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from infersiege.channels.dialect import ANSWER, DONE, ERROR, TEXT, Decoded, Dialect, StreamFault
-from infersiege.channels.faults import class_of_stream_error, server_error
+from infersiege.channels.faults import class_of_stream_error, server_error, whole_object
 from infersiege.channels.leniency import joined, lenient_json
 from infersiege.channels.openai_tools import ToolCalls
 from infersiege.channels.openai_usage import Counters
@@ -309,11 +309,7 @@ def whole_answer(body: bytes) -> Decoded:
 
     Raises ValueError on what is neither an answer nor an error. `first_chunk_tokens` is None: there are no chunks.
     """
-    value = lenient_json(body)
-    if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
-    if not isinstance(value.get("choices"), list) and server_error(value) is None:
-        raise ValueError("neither `choices` nor an error in the answer")
+    value = whole_object(body, "choices")
     decoder = OpenAIChatDecoder()
     try:
         chunk = _parse_named(body)

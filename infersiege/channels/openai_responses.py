@@ -14,7 +14,7 @@ import msgspec
 
 from infersiege.channels import responses_request
 from infersiege.channels.dialect import ANSWER, DONE, TEXT, Decoded, Dialect
-from infersiege.channels.faults import server_error
+from infersiege.channels.faults import whole_object
 from infersiege.channels.gathered import Gathered
 from infersiege.channels.leniency import lenient_json
 from infersiege.channels.openai_usage import Counters
@@ -301,11 +301,7 @@ class OpenAIResponses(Dialect):
 
         Raises ValueError on what is neither an answer nor an error.
         """
-        value = lenient_json(body)
-        if not isinstance(value, dict):
-            raise ValueError(f"expected a JSON object, got {type(value).__name__}")
-        if not isinstance(value.get("output"), list) and server_error(value) is None:
-            raise ValueError("neither `output` nor an error in the answer")
+        value = whole_object(body, "output")
         decoder = ResponsesDecoder()
         decoder.take_whole(value)
         return decoder.decoded()
