@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 from infersiege.plan.schema import Plan, Workload
-from infersiege.traces import open_trace
+from infersiege.plan.trace import trace_of
 
 _MOST_SESSIONS = 20_000
 _MOST_S = 1.0
@@ -53,17 +52,7 @@ def served_by(plan: Plan, name: str, scenario: str) -> tuple[str, ...]:
 
 
 def _longest(plan: Plan, workload: Workload) -> Longest | None:
-    trace = open_trace(
-        workload.trace,
-        base=Path(),
-        format=workload.format,
-        seed=plan.run.seed,
-        language=workload.language,
-        limit=workload.limit,
-        options=workload.options,
-        length_scale=workload.length_scale,
-        output_scale=workload.output_scale,
-    )
+    trace = trace_of(plan, workload)
     until = time.monotonic() + _MOST_S
     count = min(_MOST_SESSIONS, trace.sessions) if trace.sessions is not None else 200
     best: Longest | None = None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from infersiege.channels.routing import ByScenario, Failover, Overflow, Policy, Weighted
 from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Plan, Workload
+from infersiege.plan.trace import trace_of
 from infersiege.records import Session, TraceAccount
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
 from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.timeline import STAGE
-from infersiege.traces import Conversation, Synthesizer, Trace, open_trace, prompt_salt
+from infersiege.traces import Conversation, Synthesizer, Trace, prompt_salt
 
 
 class SessionSource:
@@ -29,7 +29,7 @@ class SessionSource:
         self._place, self._members = place, members
         self._labels = _labels(plan)
         self._policies = policies(plan)
-        self.traces: tuple[Trace, ...] = tuple(_open(plan, workload) for workload in plan.workloads)
+        self.traces: tuple[Trace, ...] = tuple(trace_of(plan, workload) for workload in plan.workloads)
         self._synthesizers = {workload.language: Synthesizer(plan.run.seed) for workload in plan.workloads}
         # A load that the trace can't carry (replay without times) is an error before the run, not in it.
         next(self.tickets(), None)
@@ -207,20 +207,6 @@ def _labels(plan: Plan) -> tuple[str, ...]:
             label = f"{label}.{index}"
         labels.append(label)
     return tuple(labels)
-
-
-def _open(plan: Plan, workload: Workload) -> Trace:
-    return open_trace(
-        workload.trace,
-        base=Path(),
-        format=workload.format,
-        seed=plan.run.seed,
-        language=workload.language,
-        limit=workload.limit,
-        options=workload.options,
-        length_scale=workload.length_scale,
-        output_scale=workload.output_scale,
-    )
 
 
 def _account(workload: Workload, trace: Trace, started: int) -> TraceAccount:

@@ -1,0 +1,23 @@
+"""The trace of a workload, opened as the plan asks: by whoever plays it, and by whoever looks at it before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infersiege.plan.schema import Plan, Workload
+from infersiege.traces import Trace, open_trace
+
+
+def trace_of(plan: Plan, workload: Workload) -> Trace:
+    """Raises TraceError as `open_trace` does. Paths of a filled plan are absolute."""
+    return open_trace(
+        workload.trace,
+        base=Path(),
+        format=workload.format,
+        seed=plan.run.seed,
+        language=workload.language,
+        limit=workload.limit,
+        options=workload.options,
+        length_scale=workload.length_scale,
+        output_scale=workload.output_scale,
+    )
