@@ -341,12 +341,6 @@ FAULTS = [
         "openai-completions",
     ),
     (
-        "format of later",
-        TRACE,
-        'trace = "plan.toml"\nformat = "burstgpt"\n',
-        "plan.toml:9: workload.0.format: 'burstgpt' is not built yet",
-    ),
-    (
         "key of later",
         "users = 4",
         "users = 4\nstages = []",

@@ -16,7 +16,6 @@ from infersiege.records import BlockText, Turn
 from infersiege.traces import (
     BUILTINS,
     CHARS_PER_TOKEN,
-    LATER_READERS,
     READERS,
     Conversation,
     Synthesizer,
@@ -333,5 +332,5 @@ def test_docs_name_every_option_with_its_default(name):
 
 def test_docs_name_every_format():
     text = DOCS.read_text(encoding="utf-8")
-    for name in [*READERS, *LATER_READERS, *(f"builtin:{name}" for name in BUILTINS)]:
+    for name in [*READERS, *(f"builtin:{name}" for name in BUILTINS)]:
         assert f"`{name}`" in text

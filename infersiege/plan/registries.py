@@ -29,9 +29,9 @@ def names(registry: str) -> Names:
 
         return Names(now=tuple(DIALECTS), later=tuple(LATER_DIALECTS))
     if registry == "READERS":
-        from infersiege.traces import LATER_READERS, READERS
+        from infersiege.traces import READERS
 
-        return Names(now=tuple(READERS), later=tuple(LATER_READERS))
+        return Names(now=tuple(READERS))
     if registry == "BUILTINS":
         from infersiege.traces import BUILTINS
 

@@ -14,6 +14,7 @@ import msgspec
 from infersiege.plan.bounds import DURATION, LARGEST, MANY, PER_MILLION, SECOND_NS, SPAN
 from infersiege.plan.bounds import meta as _meta
 from infersiege.plan.hybrid_schema import HYBRIDS, Hybrid
+from infersiege.plan.load_schema import Load
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +154,18 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     ca: Annotated[str | None, _meta("PEM file of certificate authorities to trust instead of the system's")] = None
     insecure: Annotated[bool, _meta("Do not verify the server's certificate; shown in the report")] = False
-    tokenizer: Annotated[str | None, _meta("A local tokenizer.json for exact lengths", later="local tokenizers")] = None
+    tokenizer: Annotated[
+        str | None, _meta("A local tokenizer.json, by which synthesised prompts get their lengths")
+    ] = None
+    text_lengths: Annotated[
+        str,
+        _meta(
+            "How synthesised prompts get their lengths: by `tokenizer`, by the engine's own tokenize endpoint, "
+            "calibrated by its counts of a few prompts before the load, or by the usual ratio; "
+            "auto: the first of these that there is",
+            choices=("auto", "tokenizer", "endpoint", "calibrated", "ratio"),
+        ),
+    ] = "auto"
     affinity_headers: Annotated[
         tuple[str, ...], _meta("Response headers to send back within a session, to the server that sent them")
     ] = ()
@@ -176,74 +188,6 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     def addresses(self) -> tuple[str, ...]:
         """Base URLs of its replicas, at least one."""
         return self.base_urls or (self.base_url or "",)
-
-
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the run with one target load."""
-
-    name: Annotated[str | None, _meta("Name of the stage; default: its number and load")] = None
-    duration_ns: Annotated[int, _meta("How long", **SPAN)]
-    users: Annotated[int | None, _meta("Closed loop: concurrent sessions", unit="sessions", at_least=1)] = None
-    rate: Annotated[float | None, _meta("Open loop: sessions per second", unit="sessions/s", above=0)] = None
-    warmup_ns: Annotated[int | None, _meta("Warm-up inside the stage; default: [load] warmup", **DURATION)] = None
-    ramp_ns: Annotated[
-        int | None, _meta("Time over which the load is reached", later="ramps inside stages", **DURATION)
-    ] = None
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """[load]: how much, and in which way."""
-
-    mode: Annotated[
-        str,
-        _meta(
-            "closed: so many users at a time; open: arrivals whatever the answers do; replay: the trace's own times",
-            choices=("closed", "open", "replay"),
-        ),
-    ] = "closed"
-    users: Annotated[int | None, _meta("closed: concurrent sessions", unit="sessions", at_least=1, at_most=100_000)] = (
-        None
-    )
-    rate: Annotated[float | None, _meta("open: sessions per second", unit="sessions/s", at_least=1e-6, at_most=1e5)] = (
-        None
-    )
-    arrivals: Annotated[str, _meta("open: the arrival process", choices="ARRIVALS")] = "poisson"
-    burstiness: Annotated[
-        float | None, _meta("gamma arrivals: shape; 1 is Poisson, below is burstier", later="gamma arrivals", above=0)
-    ] = None
-    speed: Annotated[float, _meta("replay: how many times faster than the trace", at_least=1e-6, at_most=1e6)] = 1.0
-    jitter_ns: Annotated[
-        int, _meta("replay: spread arrivals that share a tick over this long", later="tick jitter", **DURATION)
-    ] = 0
-    ramp_ns: Annotated[
-        int, _meta("closed: users start evenly over this time, so that prefills don't coincide", **DURATION)
-    ] = 1 * SECOND_NS
-    warmup_ns: Annotated[
-        int,
-        _meta(
-            "Left out of every figure, from the start of each stage; in a closed loop at least the ramp is", **DURATION
-        ),
-    ] = 0
-    drain_ns: Annotated[
-        int, _meta("How long open turns may still take after the end, before they are cancelled", **DURATION)
-    ] = 30 * SECOND_NS
-    late: Annotated[
-        str,
-        _meta(
-            "Arrivals that passed while the worker was behind: send them (at most at twice the rate) or drop them",
-            choices=("send", "drop"),
-        ),
-    ] = "send"
-    max_in_flight: Annotated[
-        int | None,
-        _meta(
-            "open: most sessions at a time, over all workers; what comes above follows `late`",
-            unit="sessions",
-            at_least=1,
-            at_most=100_000,
-        ),
-    ] = None
-    stages: Annotated[tuple[Stage, ...], _meta("Parts with different loads, one after the other", later="stages")] = ()
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,7 +241,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     too_long: Annotated[
         str,
         _meta(
-            "What to do with turns over context_limit: skip (the turn and the rest of its session)", choices=("skip",)
+            "What to do with turns over context_limit: skip (the turn and the rest of its session), or clip (prompts "
+            "are cut to what fits)",
+            choices=("skip", "clip"),
         ),
     ] = "skip"
     options: Annotated[dict[str, Any], _meta("Options of a built-in workload (docs/traces.md)")] = {}

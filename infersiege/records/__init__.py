@@ -33,8 +33,10 @@ from infersiege.records.rows import (
 )
 from infersiege.records.session import (
     BlockText,
+    Branch,
     Message,
     Session,
+    TextLengths,
     Turn,
 )
 from infersiege.records.summary import (
@@ -66,6 +68,7 @@ __all__ = [
     "Ack",
     "Assignment",
     "BlockText",
+    "Branch",
     "BudgetUse",
     "Bye",
     "ClientHealth",
@@ -99,6 +102,7 @@ __all__ = [
     "StampSource",
     "Summary",
     "TelemetryAccount",
+    "TextLengths",
     "TokensFrom",
     "TraceAccount",
     "Turn",

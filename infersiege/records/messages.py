@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from infersiege.records.rows import ClientHealth, WindowRow
+from infersiege.records.session import TextLengths
 from infersiege.records.words import Phase, Reason
 
 
@@ -34,6 +35,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Master's wall clock minus the master's monotonic clock: one constant per run."""
     boot_id: str
     """Of the master's host; a worker with the same one shares its monotonic clock."""
+    text_lengths: dict[str, dict[str, TextLengths]] = {}
+    """Channel -> language -> how long synthesised text is there; what is missing goes by the usual ratio."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

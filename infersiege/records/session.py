@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import msgspec
@@ -10,7 +11,7 @@ Message: TypeAlias = dict[str, Any]
 """One chat message in OpenAI's form, carried verbatim."""
 
 
-class BlockText(msgspec.Struct, frozen=True, kw_only=True):
+class BlockText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Text that is known only by length and identity (hash traces, length-only traces, the built-in workloads).
 
     The same (scope, id) is the same text on every worker and run; different ids differ from their first word.
@@ -25,7 +26,7 @@ class BlockText(msgspec.Struct, frozen=True, kw_only=True):
     """`en` or `zh`."""
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One request of a session and, where recorded, its answer.
 
     The request's history is: what the session had (unless `replaces_history`), then `messages`. A message whose
@@ -54,13 +55,59 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Other request fields that the trace carries (`tool_choice`, `response_format` …), verbatim."""
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """One user's or one agent's ordered turns."""
+class Branch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Turns that run beside the line they start from: a subagent, or one of several requests that were out at once.
+
+    Its first turn's `delay_ns` counts from the end of turn `after` (without one: from the session's start).
+    """
+
+    turns: tuple[Turn, ...]
+    after: int | None = None
+    """Number of the turn whose end starts the branch; None: it starts with the session."""
+    joined_by: int | None = None
+    """Number of the turn that waits for the branch's end; None: none does, the session ends when all of it has."""
+    inherits: bool = False
+    """It begins with the history of the line it starts from, up to and with the answer of `after`."""
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One user's or one agent's turns: a main line and, where the recording has them, branches beside it.
+
+    Turns are numbered through: the main line from 0, then the branches in their order. `Branch.after` and `joined_by`
+    are such numbers, and so are `turn` and `parent_turn` of a TurnRecord.
+    """
 
     session_id: str
     turns: tuple[Turn, ...]
+    """The main line."""
+    branches: tuple[Branch, ...] = ()
     arrival_ns: int | None = None
     """When the trace says it started, from the trace's first arrival; None: the trace has no times."""
     tools: tuple[dict[str, Any], ...] | None = None
     source_line: int | None = None
     """Line or index in the trace file."""
+
+    @property
+    def turn_count(self) -> int:
+        """Turns of the main line and of all branches."""
+        return len(self.turns) + sum(len(branch.turns) for branch in self.branches)
+
+    def all_turns(self) -> Iterator[Turn]:
+        """Every turn, in the order of their numbers."""
+        yield from self.turns
+        for branch in self.branches:
+            yield from branch.turns
+
+
+class TextLengths(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How synthesised text of one language turns into the tokens of one engine; all workers of a run use the same."""
+
+    method: str
+    """`tokenizer` (a local one), `endpoint` (the engine's own), `calibrated` (its prompt counts), `ratio` (a guess)."""
+    chars_per_token: float
+    request_tokens: float = 0.0
+    """What a request costs beside its text: chat template, salt."""
+    message_tokens: float = 0.0
+    """And each message after the first."""
+    marks: tuple[int, ...] = ()
+    """Tokens of the material up to each mark (`traces.text`); empty: the ratio holds everywhere."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from infersiege.errors import ExitCode, InfersiegeError, RunInvalidError
-from infersiege.records import Assignment, ClockPing, Hello, Ready, Refusal
+from infersiege.records import Assignment, ClockPing, Hello, Ready, Refusal, TextLengths
 from infersiege.swarm import messages
 from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.versions import boot_id
@@ -25,6 +25,7 @@ class Terms:
     versions: dict[str, str]
     offset_ns: int
     """Master's wall clock minus its monotonic clock."""
+    text_lengths: dict[str, dict[str, TextLengths]] = field(default_factory=dict)
 
 
 class _TurnedAway(NamedTuple):
@@ -74,6 +75,7 @@ class Door:
             trace_hashes=terms.trace_hashes,
             offset_ns=terms.offset_ns,
             boot_id=boot_id(),
+            text_lengths=terms.text_lengths,
         )
         messages.send(self._runner, assignment, node_id)
 

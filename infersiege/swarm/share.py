@@ -75,7 +75,9 @@ class WorkerShare:
         """Raises what a trace, a key or an address raises."""
         self.plan = plan
         self.offset_ns = offset_ns
-        self.source = SessionSource(plan, place=assignment.place, members=assignment.members)
+        self.source = SessionSource(
+            plan, place=assignment.place, members=assignment.members, text_lengths=assignment.text_lengths
+        )
         self._place, self._members = assignment.place, assignment.members
         self._control = control
         self._timeline = Timeline.of(plan, start_ns=0)

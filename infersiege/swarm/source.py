@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from infersiege.channels.routing import ByScenario, Failover, Overflow, Policy, Weighted
 from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.trace import trace_of
-from infersiege.records import Session, TraceAccount
+from infersiege.records import Session, TextLengths, TraceAccount
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
 from infersiege.swarm.ledger import workload_key
+from infersiege.swarm.texts import synthesizers
 from infersiege.swarm.timeline import STAGE
-from infersiege.traces import Conversation, Synthesizer, Trace, prompt_salt
+from infersiege.traces import Conversation, Trace, prompt_salt
 
 
 class SessionSource:
@@ -23,14 +24,24 @@ class SessionSource:
     Every worker opens the same traces and computes its own share; nothing is handed out.
     """
 
-    def __init__(self, plan: Plan, *, place: int, members: int) -> None:
-        """Raises TraceError for a trace that can't be read, UsageError for a load that it can't carry."""
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        place: int,
+        members: int,
+        text_lengths: Mapping[str, Mapping[str, TextLengths]] | None = None,
+    ) -> None:
+        """`text_lengths`: by channel and language; None: texts go by the usual ratio.
+
+        Raises TraceError for a trace that can't be read, UsageError for a load that it can't carry.
+        """
         self.plan = plan
         self._place, self._members = place, members
         self._labels = _labels(plan)
         self._policies = policies(plan)
         self.traces: tuple[Trace, ...] = tuple(trace_of(plan, workload) for workload in plan.workloads)
-        self._synthesizers = {workload.language: Synthesizer(plan.run.seed) for workload in plan.workloads}
+        self._synthesizers = synthesizers(plan, text_lengths or {})
         # A load that the trace can't carry (replay without times) is an error before the run, not in it.
         next(self.tickets(), None)
 
@@ -117,7 +128,7 @@ class SessionSource:
             salt = prompt_salt(plan.run.nonce or "", STAGE, repeat)
         conversation = Conversation(
             session,
-            synthesizer=self._synthesizers[workload.language],
+            synthesizer=self._synthesizers[ticket.workload],
             history=workload.history,
             salt=salt,
             max_turns=workload.max_turns,

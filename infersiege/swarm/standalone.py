@@ -23,7 +23,8 @@ from locust.runners import MasterRunner
 from infersiege.channels import PROFILES
 from infersiege.errors import InfersiegeError, UsageError
 from infersiege.metrics import turn as of
-from infersiege.plan.schema import Channel, Load, Plan, Run, Workload
+from infersiege.plan.load_schema import Load
+from infersiege.plan.schema import Channel, Plan, Run, Workload
 from infersiege.records import Outcome, Phase, TurnRecord
 from infersiege.schedule import Ticket
 from infersiege.swarm.control import RunControl

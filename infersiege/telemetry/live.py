@@ -16,7 +16,7 @@ from infersiege_agents.points import Point
 
 from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.metrics.histogram import percentiles
-from infersiege.plan.schema import Load
+from infersiege.plan.load_schema import Load
 from infersiege.records import Report, WindowRow
 from infersiege.telemetry.points import ALL, NS_PER_MS, SECOND_NS, Fields, tag_of
 

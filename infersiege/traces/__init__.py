@@ -9,21 +9,21 @@ from pathlib import Path
 import msgspec
 
 from infersiege.errors import TraceError
-from infersiege.traces import azure, mooncake, openai_messages, tau_bench
 from infersiege.traces.agent import AGENT_OPTIONS, Agent
 from infersiege.traces.builtin import LONG_DOCUMENT_OPTIONS, SHORT_QA_OPTIONS, LongDocument, ShortQa
 from infersiege.traces.conversation import Conversation, PreparedTurn, prompt_salt
 from infersiege.traces.describe import Description, describe
 from infersiege.traces.options import OptionTable, check_options
-from infersiege.traces.source import Head, Source, not_json
+from infersiege.traces.readers import READERS, Reader
+from infersiege.traces.source import Source
 from infersiege.traces.text import CHARS_PER_TOKEN, Synthesizer
 from infersiege.traces.trace import ReadOptions, Trace
+from infersiege.traces.values import not_json
 from infersiege.traces.words import WORDS
 
 __all__ = [
     "BUILTINS",
     "CHARS_PER_TOKEN",
-    "LATER_READERS",
     "READERS",
     "Builtin",
     "Conversation",
@@ -40,16 +40,6 @@ __all__ = [
 BUILTIN_PREFIX = "builtin:"
 
 
-class Reader(msgspec.Struct, frozen=True, kw_only=True):
-    """One file format."""
-
-    meaning: str
-    sniff: Callable[[Head], bool]
-    """Whether the first bytes of a file look like this format."""
-    read: Callable[[Source, ReadOptions], Trace]
-    options: OptionTable = {}
-
-
 class Builtin(msgspec.Struct, frozen=True, kw_only=True):
     """One built-in workload."""
 
@@ -57,34 +47,6 @@ class Builtin(msgspec.Struct, frozen=True, kw_only=True):
     make: Callable[[ReadOptions], Trace]
     options: OptionTable
 
-
-READERS: dict[str, Reader] = {
-    "openai-messages": Reader(
-        meaning="JSON Lines of OpenAI messages (fine-tune and batch files too)",
-        sniff=openai_messages.sniff,
-        read=openai_messages.read,
-        options=openai_messages.OPTIONS,
-    ),
-    "mooncake": Reader(
-        meaning="JSON Lines of lengths, times and block hashes",
-        sniff=mooncake.sniff,
-        read=mooncake.read,
-        options=mooncake.OPTIONS,
-    ),
-    "azure": Reader(meaning="CSV of times and lengths", sniff=azure.sniff, read=azure.read, options=azure.OPTIONS),
-    "tau-bench": Reader(
-        meaning="JSON array of tool-calling trajectories",
-        sniff=tau_bench.sniff,
-        read=tau_bench.read,
-        options=tau_bench.OPTIONS,
-    ),
-}
-
-LATER_READERS: tuple[str, ...] = (
-    "azure-lmm", "burstgpt", "qwen-bailian", "weka", "tracelab", "aiperf-multi-turn", "sharegpt", "swe-agent",
-    "openhands", "atif", "claude-code", "codex", "otel-genai", "dynamo",
-)  # fmt: skip
-"""Formats that are planned and not read yet: naming one is an error that says so."""
 
 BUILTINS: dict[str, Builtin] = {
     "short-qa": Builtin(meaning="one short question per session", make=ShortQa, options=SHORT_QA_OPTIONS),
@@ -129,8 +91,6 @@ def open_trace(
         values = check_options(spec, builtin.options, options or {})
         return builtin.make(msgspec.structs.replace(read_options, values=values))
     if format is not None and format not in READERS:
-        if format in LATER_READERS:
-            raise TraceError(f"{spec}: format {format!r} is not read yet", hint="formats: " + ", ".join(READERS))
         raise _unknown("trace format", format, READERS)
     source = Source(base / spec)
     reader = READERS[format or detect_format(source)]
@@ -154,10 +114,10 @@ def detect_format(source: Source) -> str:
     line = head.first_line
     # A bare bracket begins a document over many lines, which may be sound.
     if head.fault is not None and len(line) > 1 and (line[0] == "{" or line[0] + line[-1] == "[]"):
-        raise not_json(source.path, head.first_number, head.fault)
+        raise not_json(f"{source.path}:{head.first_number}", head.fault)
     raise TraceError(
         f"{source.path}:{head.first_number}: format can't be told from {head.first_line[:60]!r}",
-        hint=f"formats: {', '.join(READERS)}; not read yet: {', '.join(LATER_READERS)}",
+        hint=f"formats: {', '.join(READERS)}",
     )
 
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from infersiege.errors import TraceError
+from infersiege.traces.head import Head
 from infersiege.traces.lengths import LengthTrace
 from infersiege.traces.options import OptionTable
-from infersiege.traces.source import Head, Source, check_tokens
+from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, Tally, check_rate, check_span
+from infersiege.traces.values import check_tokens
 
 NAME = "azure"
 OPTIONS: OptionTable = {}

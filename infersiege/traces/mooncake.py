@@ -11,10 +11,12 @@ from typing import Any
 from infersiege.errors import TraceError
 from infersiege.records import Session, Turn
 from infersiege.traces.chat import UnsendableError, check_messages, request_extra
+from infersiege.traces.head import Head
 from infersiege.traces.lengths import LengthTrace
 from infersiege.traces.options import Option
-from infersiege.traces.source import Head, Source, want_int, want_number
+from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, SessionList, Tally, Trace, check_rate, check_span
+from infersiege.traces.values import want_int, want_number
 
 NAME = "mooncake"
 

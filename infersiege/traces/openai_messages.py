@@ -13,9 +13,11 @@ import msgspec
 from infersiege.errors import TraceError
 from infersiege.records import Message, Session, Turn
 from infersiege.traces.chat import UnsendableError, check_messages, request_extra, turns_of
+from infersiege.traces.head import Head
 from infersiege.traces.options import Option
-from infersiege.traces.source import Head, Source, want_number
+from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, SessionList, Tally, check_span
+from infersiege.traces.values import want_number
 
 NAME = "openai-messages"
 

@@ -13,8 +13,9 @@ import msgspec
 from infersiege.errors import TraceError
 from infersiege.records import Message, Session
 from infersiege.traces.chat import UnsendableError, check_messages, turns_of
+from infersiege.traces.head import Head
 from infersiege.traces.options import OptionTable
-from infersiege.traces.source import Head, Source, decode_json
+from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, SessionList, Tally
 
 NAME = "tau-bench"
@@ -97,15 +98,7 @@ def derive_tools(conversations: list[list[Message]]) -> tuple[dict[str, Any], ..
 
 
 def _trajectories(source: Source) -> list[Any]:
-    try:
-        document = decode_json(source.bytes())
-    except ValueError as error:
-        raise TraceError(
-            f"{source.path}: is not JSON ({error})", hint="the file may have been copied in part"
-        ) from error
-    if not isinstance(document, list):
-        raise TraceError(f"{source.path}: is no JSON array", hint="name the trace's `format`")
-    return document
+    return [source.json(row) for row in source.elements()]
 
 
 def _arguments(raw: object) -> dict[str, Any]:

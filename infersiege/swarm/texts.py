@@ -1,0 +1,27 @@
+"""Who writes the synthesised texts of each workload: as long in tokens as the workload's channel counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from infersiege.plan.schema import Plan
+from infersiege.records import TextLengths
+from infersiege.traces import Synthesizer
+
+
+def synthesizers(plan: Plan, text_lengths: Mapping[str, Mapping[str, TextLengths]]) -> tuple[Synthesizer, ...]:
+    """One for each workload, in the plan's order; workloads whose texts are as long share one, and its cache."""
+    made: dict[tuple[str, str], Synthesizer] = {}
+    found = []
+    for workload in plan.workloads:
+        channel = workload.channel or next(iter(plan.channels))
+        hybrid = plan.hybrids.get(channel)
+        if hybrid is not None:
+            channel = hybrid.parts[0].channel  # One text for all parts, or they would not be compared on the same one.
+        lengths = text_lengths.get(channel, {}).get(workload.language)
+        key = (channel if lengths else "", workload.language)
+        if key not in made:
+            ratio = {workload.language: lengths.chars_per_token} if lengths else None
+            made[key] = Synthesizer(plan.run.seed, chars_per_token=ratio)
+        found.append(made[key])
+    return tuple(found)

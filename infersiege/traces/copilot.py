@@ -1,0 +1,21 @@
+"""GitHub Copilot agent sessions, JSON Lines: model calls with token counts, tool batches between them."""
+
+from __future__ import annotations
+
+from infersiege.errors import TraceError
+from infersiege.traces.head import Head
+from infersiege.traces.options import Option
+from infersiege.traces.source import Source
+from infersiege.traces.trace import ReadOptions, Trace
+
+NAME = "copilot-agents"
+
+OPTIONS: dict[str, Option] = {}
+
+
+def sniff(head: Head) -> bool:
+    return False
+
+
+def read(source: Source, options: ReadOptions) -> Trace:
+    raise TraceError(f"{source.path}: format {NAME!r} is not read yet")

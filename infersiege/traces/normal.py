@@ -1,0 +1,135 @@
+"""Our own trace format: JSON Lines of `records.Session`, after a first line that names the version.
+
+    {"infersiege_trace": 1}
+    {"session_id": "a", "arrival_ns": 0, "turns": [{"messages": [{"role": "user", "content": "Hi"}]}]}
+
+It keeps all that any reader knows; what is not said has its default. docs/schema/session.json is its schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import IO
+
+import msgspec
+
+from infersiege.errors import TraceError
+from infersiege.records import Session
+from infersiege.traces.head import Head
+from infersiege.traces.indexed import IndexedTrace, Placed
+from infersiege.traces.options import Option
+from infersiege.traces.source import Row, Source
+from infersiege.traces.trace import ReadOptions, Tally
+
+NAME = "infersiege"
+VERSION = 1
+
+OPTIONS: dict[str, Option] = {}
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line."""
+
+    infersiege_trace: int
+    """Version of the format."""
+    made_from: str | None = None
+    """Name and format of the trace that it was converted from."""
+    sha256: str | None = None
+    """Of that file."""
+    changes: tuple[str, ...] = ()
+    """What was done to it, oldest first: `shape-only`, `redact`, `sample 0.1`, `stretch 2` …"""
+
+
+def sniff(head: Head) -> bool:
+    return "infersiege_trace" in head.outline.keys
+
+
+def header_of(source: Source) -> Header:
+    """Raises TraceError for a file without a header, or of a later version."""
+    row = next(source.rows(), None)
+    try:
+        header = msgspec.convert(None if row is None else source.json(row), Header)
+    except msgspec.ValidationError:
+        raise TraceError(
+            f"{source.path}:1: is no header of the format {NAME!r}",
+            hint=f'the first line of such a file is {{"infersiege_trace": {VERSION}}}',
+        ) from None
+    if header.infersiege_trace != VERSION:
+        raise TraceError(
+            f"{source.path}:1: version {header.infersiege_trace} of the format is not known, {VERSION} is",
+            hint="read it with a newer infersiege, or convert it again",
+        )
+    return header
+
+
+def read(source: Source, options: ReadOptions) -> IndexedTrace:
+    """Raises TraceError with the line and the path inside the row."""
+    header_of(source)
+    rows = source.rows()
+    next(rows)
+    decoder = msgspec.json.Decoder(Session)
+
+    def decode(source: Source, row: Row) -> Session:
+        try:
+            session = decoder.decode(source.raw(row))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise TraceError(f"{source.place(row)}: {error}", hint="docs/traces.md has the format") from None
+        check_branches(session, source.place(row))
+        return session
+
+    return IndexedTrace(source, options, format=NAME, make=_same, decode=decode).read_rows(rows)
+
+
+def _same(rows: Sequence[Placed], tally: Tally) -> Session:
+    session = rows[0].value
+    assert isinstance(session, Session)
+    return session
+
+
+def check_branches(session: Session, place: str) -> None:
+    """Raises TraceError for a session that could not be played: lines without turns, turns that wait for each other."""
+    if not session.turns:
+        raise TraceError(f"{place}: session {session.session_id!r} has no turns")
+    if not session.branches:
+        return
+    waits_for: dict[int, set[int]] = {number: {number - 1} for number in range(1, len(session.turns))}
+    first = len(session.turns)
+    for number, branch in enumerate(session.branches):
+        here = f"{place}: branch {number} of session {session.session_id!r}"
+        if not branch.turns:
+            raise TraceError(f"{here} has no turns")
+        if branch.inherits and branch.after is None:
+            raise TraceError(f"{here} inherits a history, but starts after no turn")
+        last = first + len(branch.turns) - 1
+        for word, other in (("starts after", branch.after), ("is joined by", branch.joined_by)):
+            if other is not None and not 0 <= other < session.turn_count:
+                raise TraceError(f"{here} {word} turn {other}, there are {session.turn_count}")
+        waits_for[first] = set() if branch.after is None else {branch.after}
+        for turn in range(first + 1, last + 1):
+            waits_for.setdefault(turn, set()).add(turn - 1)
+        if branch.joined_by is not None:
+            waits_for.setdefault(branch.joined_by, set()).add(last)
+        first = last + 1
+    try:
+        TopologicalSorter(waits_for).prepare()
+    except CycleError as error:
+        turns = " for ".join(map(str, error.args[1]))
+        raise TraceError(f"{place}: session {session.session_id!r}: turns wait for each other ({turns})") from None
+
+
+def write(file: IO[bytes], sessions: Iterable[Session], header: Header | None = None) -> int:
+    """Write a trace; returns how many sessions."""
+    count = -1
+    for line in lines(sessions, header):
+        file.write(line + b"\n")
+        count += 1
+    return count
+
+
+def lines(sessions: Iterable[Session], header: Header | None = None) -> Iterator[bytes]:
+    """The lines of a trace, without their ends: the header, then the sessions."""
+    encoder = msgspec.json.Encoder()
+    yield encoder.encode(header or Header(infersiege_trace=VERSION))
+    for session in sessions:
+        yield encoder.encode(session)

@@ -1,0 +1,80 @@
+"""Values of trace rows: decoded, and checked with messages that say the place and what was seen."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from infersiege.errors import TraceError
+
+MOST_TOKENS = 1_000_000_000
+"""Of one prompt or answer: a larger length is a misread column."""
+_LARGEST_NUMBER = 1e20
+"""Of anything that is counted or timed: beyond the Unix epoch in ns, and far from what a float can't hold."""
+
+
+def decode_json(data: str | bytes) -> Any:
+    """Any JSON value. Raises ValueError with the reason."""
+    try:
+        return msgspec.json.decode(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ValueError(_reason(data, str(error))) from None
+
+
+def _reason(data: str | bytes, seen: str) -> str:
+    """msgspec says of half a surrogate pair that the input was cut; Python's own parser takes it, and NaN."""
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return seen
+    return "it holds half a surrogate pair, NaN or Infinity"
+
+
+def not_json(place: str, reason: str) -> TraceError:
+    return TraceError(
+        f"{place}: is not JSON ({reason})",
+        hint="each line must be one whole JSON value; a cut last line means a file copied in part",
+    )
+
+
+def want_int(row: dict[str, Any], key: str, place: str) -> int:
+    """A whole number from 0 to MOST_TOKENS (3.0 counts as 3). Raises TraceError."""
+    value = row.get(key)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TraceError(f"{place}: {key} {_seen(row, key)}, a whole number of at least 0 is wanted")
+    check_tokens(value, key, place)
+    return value
+
+
+def check_tokens(value: int, key: str, place: str) -> None:
+    """Raises TraceError for more tokens than any request has."""
+    if value > MOST_TOKENS:
+        raise TraceError(
+            f"{place}: {key} is {_short(value)}, the most is {MOST_TOKENS:,}", hint="is this the right column?"
+        )
+
+
+def want_number(row: dict[str, Any], key: str, place: str) -> float | int:
+    """A number that can be a time or a count. Raises TraceError."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise TraceError(f"{place}: {key} {_seen(row, key)}, a number is wanted")
+    if abs(value) > _LARGEST_NUMBER:
+        raise TraceError(f"{place}: {key} {_seen(row, key)}, no time is so far away", hint="check its unit")
+    return value
+
+
+def _seen(row: dict[str, Any], key: str) -> str:
+    return "is missing" if key not in row else f"is {_short(row[key])!r}"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 128:
+        return f"a number of {value.bit_length()} bits"  # longer ones have no decimal form in Python
+    return str(value)[:40]
