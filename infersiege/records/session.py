@@ -24,6 +24,8 @@ class BlockText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     """Wanted tokens of each id, same length as `ids`."""
     language: str = "en"
     """`en` or `zh`."""
+    last: bool = False
+    """It comes after what its message says itself, not before."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

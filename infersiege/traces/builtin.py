@@ -10,6 +10,10 @@ import random
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
 from infersiege.records import BlockText, Message, Session, Turn
 from infersiege.traces.options import Option, OptionTable
 from infersiege.traces.text import CHARS_PER_TOKEN
@@ -35,6 +39,10 @@ class Draw:
 
     def tokens(self, p50: float, sigma: float) -> int:
         return max(1, round(self.lognormal(p50, sigma)))
+
+    def share(self) -> float:
+        """Uniform in [0, 1)."""
+        return self._random.random()
 
     def chance(self, share: float) -> bool:
         return self._random.random() < share
@@ -140,6 +148,25 @@ LONG_DOCUMENT_OPTIONS: OptionTable = {
         choices=("turns", "sessions"),
         meaning="one session with a turn per question, or a session per question, all with the document as prefix",
     ),
+    "position": Option(
+        default="before",
+        choices=("before", "after", "system"),
+        meaning="where the document stands: before the first question, after it (a prefix cache finds only the question), "
+        "or as the system prompt",
+    ),
+    "documents": Option(
+        default=0,
+        at_least=0,
+        at_most=1_000_000,
+        meaning="different documents, which sessions then come back to; 0: a new one for each session (each set of "
+        "questions, with sessions per question)",
+    ),
+    "reuse_skew": Option(
+        default=0.0,
+        at_least=0,
+        at_most=5,
+        meaning="with `documents`: the n-th document is asked about 1 / n^skew times as often as the first (Zipf); 0: all alike",
+    ),
     "think_p50_s": Option(default=10.0, at_least=0, meaning="seconds from an answer to the next question, median"),
     "think_sigma": Option(default=0.7, at_least=0, at_most=3, meaning="the same, sigma of the lognormal"),
 }
@@ -148,22 +175,29 @@ LONG_DOCUMENT_OPTIONS: OptionTable = {
 class LongDocument(Generated):
     """Several questions about one synthesised document."""
 
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options)
+        self._popularity = _zipf(int(self._number("documents")), self._number("reuse_skew"))
+
     def session(self, index: int) -> Session:
         self._check_index(index)
         questions = int(self._number("questions"))
         apart = self._options.values["questions_as"] == "sessions"
-        document = index // questions if apart else index
-        draw = Draw(self._options.seed, "long-document", document)
-        length = self._options.prompt_tokens(draw.tokens(self._number("input_p50"), self._number("input_sigma")))
-        turns = self._turns(draw, document, length, questions, apart)
-        if apart:
-            turns = [turns[index % questions]]
+        asker, number = divmod(index, questions) if apart else (index, 0)
+        # Whoever comes back to a document asks questions of his own.
+        draw = Draw(self._options.seed, "long-document", asker)
+        document, own = asker, draw
+        if self._options.values["documents"]:
+            document = int(np.searchsorted(self._popularity, draw.share(), side="right"))
+            own = Draw(self._options.seed, "long-document/document", document)
+        length = self._options.prompt_tokens(own.tokens(self._number("input_p50"), self._number("input_sigma")))
+        turns = self._turns(draw, asker, document, length, questions, apart)
         return Session(
-            session_id=f"long-document-{document}" + (f"-{index % questions}" if apart else ""),
-            turns=tuple(turns),
+            session_id=f"long-document-{asker}" + (f"-{number}" if apart else ""),
+            turns=(turns[number],) if apart else tuple(turns),
         )
 
-    def _turns(self, draw: Draw, document: int, length: int, questions: int, apart: bool) -> list[Turn]:
+    def _turns(self, draw: Draw, asker: int, document: int, length: int, questions: int, apart: bool) -> list[Turn]:
         turns: list[Turn] = []
         held = 0
         for number in range(questions):
@@ -172,11 +206,15 @@ class LongDocument(Generated):
             think_ns = round(draw.lognormal(self._number("think_p50_s"), self._number("think_sigma")) * SECOND_NS)
             whole = apart or number == 0
             prompt = (length if whole else held) + self._estimate(question)
+            messages: tuple[Message, ...] = ({"role": "user", "content": question},)
+            texts: tuple[BlockText | None, ...] = ()
+            if whole:
+                messages, texts = self._asked(question, document, length)
             turns.append(
                 Turn(
-                    messages=({"role": "user", "content": question},),
-                    texts=(self._block("long-document/document", document, length),) if whole else (),
-                    answer_text=self._block("long-document/answer", document * questions + number, output),
+                    messages=messages,
+                    texts=texts,
+                    answer_text=self._block("long-document/answer", asker * questions + number, output),
                     delay_ns=0 if whole else think_ns,
                     asked_prompt_tokens=prompt,
                     asked_output_tokens=output,
@@ -184,3 +222,20 @@ class LongDocument(Generated):
             )
             held = prompt + output
         return turns
+
+    def _asked(
+        self, question: str, document: int, length: int
+    ) -> tuple[tuple[Message, ...], tuple[BlockText | None, ...]]:
+        """The first question with its document: (messages, texts)."""
+        position = self._options.values["position"]
+        text = self._block("long-document/document", document, length)
+        asked: Message = {"role": "user", "content": question}
+        if position == "system":
+            return ({"role": "system", "content": ""}, asked), (text, None)
+        return (asked,), (msgspec.structs.replace(text, last=position == "after"),)
+
+
+def _zipf(count: int, skew: float) -> npt.NDArray[np.float64]:
+    """Cumulative shares of all but the last of `count` items, whose n-th is 1 / n^skew as frequent as the first."""
+    weights = np.arange(1, count + 1, dtype=np.float64) ** -skew
+    return (np.cumsum(weights) / weights.sum())[:-1] if count else weights

@@ -184,7 +184,7 @@ class Conversation:
 
     def _messages(self) -> list[Message]:
         messages = [
-            message if block is None else {**message, "content": _content(self._synthesizer.text(block), message)}
+            message if block is None else {**message, "content": _content(self._synthesizer.text(block), message, block)}
             for message, block in self._history
         ]
         if self._salt is not None and messages:
@@ -222,10 +222,12 @@ def salted(message: Message, salt: str) -> Message:
     return {**message, "content": line + (content or "")}
 
 
-def _content(text: str, message: Message) -> str:
-    """A synthesised text goes before what the message says itself: the document, then the question."""
+def _content(text: str, message: Message, block: BlockText) -> str:
+    """A synthesised text and what the message says itself: the document, then the question, or the other way round."""
     own = message.get("content")
-    return f"{text}\n\n{own}" if own else text
+    if not own:
+        return text
+    return f"{own}\n\n{text}" if block.last else f"{text}\n\n{own}"
 
 
 def _answer(text: str, tool_calls: Sequence[Mapping[str, Any]]) -> Message:
