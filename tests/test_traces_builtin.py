@@ -22,6 +22,7 @@ from infersiege.traces import (
     describe,
     open_trace,
 )
+from infersiege.traces.normal import check_branches
 
 DOCS = Path(__file__).parents[1] / "docs" / "traces.md"
 
@@ -309,7 +310,7 @@ def test_describing_very_long_sessions_comes_to_an_end():
 
 
 def test_a_prefix_that_would_fill_the_memory_is_refused_before_it_is_made():
-    with pytest.raises(TraceError, match="tools and system prompt of 150,000,000 tokens, the most is 10,000,000"):
+    with pytest.raises(TraceError, match="tools and system prompts of 150,000,000 tokens, the most is 10,000,000"):
         open_trace("builtin:agent", length_scale=1e4)
 
 
@@ -317,17 +318,96 @@ def test_whole_numbers_are_taken_where_a_number_is_wanted():
     turns_of("agent", 1, tool_share=1, calls=2)
 
 
-def documented(heading: str) -> dict[str, str]:
-    """Rows of the table under a heading: name -> default."""
-    section = DOCS.read_text(encoding="utf-8").split(f"### `{heading}`\n")[1].split("\n#")[0]
+@pytest.mark.parametrize(
+    ("position", "roles", "why"),
+    [
+        ("before", ["user"], "the document opens the first question, so later turns share it"),
+        ("after", ["user"], "two first questions about it share nothing"),
+        ("system", ["system", "user"], "the document is the system prompt"),
+    ],
+)
+def test_long_document_position(position, roles, why):
+    trace = open_trace("builtin:long-document", options={"position": position, "input_p50": 400})
+    session = trace.session(0)
+    turn = Conversation(session, synthesizer=SYNTHESIZER).next_turn()
+    assert turn is not None
+    assert [message["role"] for message in turn.messages] == roles, why
+    question = session.turns[0].messages[-1]["content"]
+    text = turn.messages[-1]["content"]
+    assert (text == question, text.endswith(question), text.startswith(question)) == {
+        "before": (False, True, False),
+        "after": (False, False, True),
+        "system": (True, True, True),
+    }[position], why
+
+
+def test_long_document_sessions_come_back_to_a_few_documents():
+    trace = open_trace("builtin:long-document", options={"documents": 5, "questions_as": "sessions", "questions": 1})
+    sessions = [trace.session(index) for index in range(400)]
+    blocks = [session.turns[0].texts[0] for session in sessions]
+    assert {block.ids for block in blocks if block is not None} == {(0,), (1,), (2,), (3,), (4,)}
+    lengths = {(block.ids, block.tokens) for block in blocks if block is not None}
+    assert len(lengths) == 5, "a document has one length, whoever asks about it"
+    questions = {session.turns[0].messages[0]["content"] for session in sessions}
+    assert len(questions) > 350, "and each asks a question of his own"
+    assert len({session.session_id for session in sessions}) == 400
+    bound = describe(trace, sample=400).cache_bound
+    assert bound is not None
+    assert bound > 0.9
+
+
+def test_long_document_reuse_can_be_skewed():
+    counts = {}
+    for skew in (0.0, 1.0):
+        trace = open_trace("builtin:long-document", options={"documents": 10, "reuse_skew": skew})
+        ids = [block.ids[0] for index in range(600) if (block := trace.session(index).turns[0].texts[0]) is not None]
+        counts[skew] = ids.count(0)
+    assert 30 < counts[0.0] < 100, "one in ten"
+    assert 150 < counts[1.0] < 270, "1 / (1 + 1/2 + ... + 1/10) = 34 %"
+
+
+def test_different_agents_have_different_prefixes():
+    trace = open_trace("builtin:agent", options={"agents": 3, "prefix_tokens": 2_000}, length_scale=0.5)
+    sessions = [trace.session(index) for index in range(40)]
+    assert len({str(session.tools) for session in sessions}) == 3
+    assert len({session.turns[0].texts[0] for session in sessions}) == 3
+
+
+def test_subagents_work_beside_a_tool_and_are_waited_for():
+    trace = open_trace("builtin:agent", options={"subagent_share": 0.5, "calls": 8}, length_scale=0.05)
+    plain = open_trace("builtin:agent", options={"calls": 8}, length_scale=0.05)
+    branches = 0
+    for index in range(30):
+        session = trace.session(index)
+        check_branches(session, "agent")
+        assert session.turns == plain.session(index).turns, "the main line is the same without them"
+        for branch in session.branches:
+            assert branch.joined_by == (branch.after or 0) + 1
+            assert branch.joined_by is not None
+            assert session.turns[branch.joined_by].messages[0]["role"] == "tool"
+            assert all(turn.tools is not None and len(turn.tools) < len(session.tools or ()) for turn in branch.turns)
+            branches += 1
+    assert branches > 30
+
+
+def documented(section: str) -> dict[str, str]:
+    """Rows of the table of options: name -> default."""
     return dict(re.findall(r"^\| `([a-z0-9_]+)` \| `([^`]*)` \|", section, flags=re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", [*BUILTINS, *(name for name, reader in READERS.items() if reader.options)])
-def test_docs_name_every_option_with_its_default(name):
-    table = BUILTINS[name].options if name in BUILTINS else READERS[name].options
-    wanted = {key: str(option.default).lower() for key, option in table.items()}
-    assert documented(name) == wanted
+@pytest.mark.parametrize("name", BUILTINS)
+def test_docs_name_every_option_of_a_workload_with_its_default(name):
+    section = DOCS.read_text(encoding="utf-8").split(f"### `{name}`\n")[1].split("\n#")[0]
+    assert documented(section) == {key: str(option.default).lower() for key, option in BUILTINS[name].options.items()}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_format_has_a_page_that_names_its_options_with_their_defaults(name):
+    page = (DOCS.parent / "traces-formats" / f"{name}.md").read_text(encoding="utf-8")
+    assert page.startswith(f"# `{name}`")
+    assert documented(page) == {key: str(option.default).lower() for key, option in READERS[name].options.items()}
+    assert "**Kept**" in page
+    assert "**Lost**" in page
 
 
 def test_docs_name_every_format():

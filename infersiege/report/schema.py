@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from infersiege.records import SCHEMA_VERSION, EventRow, SeriesRow, Summary, TurnRecord, WindowRow
+from infersiege.records import SCHEMA_VERSION, EventRow, SeriesRow, Session, Summary, TurnRecord, WindowRow
 from infersiege.rundir import EVENTS, PLAN, SUMMARY, TURNS, WINDOWS, PlanFile
 
 FILES: dict[str, tuple[type[msgspec.Struct], str]] = {
@@ -22,6 +22,7 @@ FILES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "series": (SeriesRow, "One line of telemetry/gpu.jsonl and telemetry/engine.jsonl"),
     "summary": (Summary, SUMMARY),
     "plan": (PlanFile, PLAN),
+    "session": (Session, "One line of a trace in the format `infersiege`, after its first"),
 }
 """Name of the schema file -> (type, what it describes)."""
 

@@ -5,12 +5,14 @@ Figures: docs/traces.md. Every answer but a session's last and those before a us
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from infersiege.errors import TraceError
-from infersiege.records import BlockText, Message, Session, Turn
+from infersiege.records import BlockText, Branch, Message, Session, Turn
 from infersiege.traces.builtin import SECOND_NS, Draw, Generated
 from infersiege.traces.options import Option, OptionTable
 from infersiege.traces.text import CHARS_PER_TOKEN, Synthesizer
@@ -42,61 +44,144 @@ AGENT_OPTIONS: OptionTable = {
     "tool_delay_sigma": Option(default=1.64, at_least=0, at_most=3, meaning="the same, sigma of the lognormal"),
     "user_delay_p50_s": Option(default=100.0, at_least=0, meaning="seconds that a user takes, median"),
     "user_delay_sigma": Option(default=1.2, at_least=0, at_most=3, meaning="the same, sigma of the lognormal"),
+    "agents": Option(
+        default=1, at_least=1, at_most=1_000, meaning="different agents, each with tools and a system prompt of its own"
+    ),
+    "subagent_share": Option(
+        default=0.0, at_least=0, at_most=1, meaning="share of tool turns beside whose tool a subagent works"
+    ),
+    "subagent_calls": Option(default=8, at_least=1, at_most=200, meaning="requests of a subagent, median (sigma 0.7)"),
+    "subagent_prefix_tokens": Option(
+        default=8_400,
+        at_least=0,
+        meaning="tokens of tools (half of the agent's) and system prompt that all subagents share",
+    ),
+    "subagent_task_p50": Option(default=700, at_least=1, meaning="tokens of a subagent's task, median (sigma 0.8)"),
 }
 
 _BIG_SIGMA = 0.4
+_SUBAGENT_CALLS_SIGMA = 0.7
+_SUBAGENT_TASK_SIGMA = 0.8
 _CALL_TOKENS = 24
 """About what a tool call with its one argument costs, beside the answer's text."""
 _TOOL_FRAME_TOKENS = 60
 """About what a tool definition costs without its description."""
 _LARGEST_PREFIX = 10_000_000
 """It is made and held as text when the trace is opened."""
+_MOST_SUBAGENT_CALLS = 200
 _MIN_TOOLS = 2
 _TOKENS_PER_TOOL = 600
 
 
+@dataclass(slots=True)
+class _Line:
+    """What one line of calls goes by: an agent's or a subagent's."""
+
+    scope: str
+    """Of its texts."""
+    name: str
+    """Part of its call ids."""
+    draw: Draw
+    tools: tuple[dict[str, Any], ...]
+    held: int
+    """Tokens that the next request begins with."""
+    system: BlockText
+    task: tuple[float, float]
+    """Tokens of its first user message: median and sigma."""
+
+
 class Agent(Generated):
-    """Sessions of one agent: the same tools and system prompt, each with a task of its own."""
+    """Sessions of one agent (or a few): the same tools and system prompt, each with a task of its own."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         prefix = options.prompt_tokens(int(self._number("prefix_tokens")))
-        if prefix > _LARGEST_PREFIX:
+        agents = int(self._number("agents"))
+        if prefix * agents > _LARGEST_PREFIX:
             raise TraceError(
-                f"{options.name}: tools and system prompt of {prefix:,} tokens, the most is {_LARGEST_PREFIX:,}",
-                hint="lower options.prefix_tokens or length_scale",
+                f"{options.name}: tools and system prompts of {prefix * agents:,} tokens, the most is "
+                f"{_LARGEST_PREFIX:,}",
+                hint="lower options.prefix_tokens, options.agents or length_scale",
             )
         tools = round(prefix * self._number("tools_share"))
-        self._tools = _tool_definitions(tools, options)
-        self._tool_tokens = sum(self._estimate(msgspec.json.encode(tool).decode()) for tool in self._tools)
-        self._system = max(0, prefix - self._tool_tokens)
+        self._tools = [_tool_definitions(tools, options, agent) for agent in range(agents)]
+        self._tool_tokens = [self._tokens_of(definitions) for definitions in self._tools]
+        self._prefix = prefix
+
+    def _tokens_of(self, tools: Sequence[Mapping[str, Any]]) -> int:
+        return sum(self._estimate(msgspec.json.encode(tool).decode()) for tool in tools)
 
     def session(self, index: int) -> Session:
         self._check_index(index)
         draw = Draw(self._options.seed, "agent", index)
+        agent = draw.below(len(self._tools)) if len(self._tools) > 1 else 0
+        line = _Line(
+            scope=f"agent/{index}",
+            name=str(index),
+            draw=draw,
+            tools=self._tools[agent],
+            held=self._tool_tokens[agent],
+            system=self._block("agent/system", agent, max(0, self._prefix - self._tool_tokens[agent])),
+            task=(self._number("task_p50"), self._number("task_sigma")),
+        )
         calls = min(draw.tokens(self._number("calls"), self._number("calls_sigma")), int(self._number("calls_max")))
-        by_tool = [False] + [draw.chance(self._number("tool_share")) for _ in range(calls - 1)]
+        turns = self._line(line, calls)
+        return Session(
+            session_id=f"agent-{index}",
+            turns=tuple(turns),
+            tools=line.tools or None,
+            branches=self._subagents(index, turns, line.tools),
+        )
+
+    def _subagents(self, index: int, turns: Sequence[Turn], tools: tuple[dict[str, Any], ...]) -> tuple[Branch, ...]:
+        """One beside some of the tools: it starts with the call, and the turn with the tool's result waits for it."""
+        share = self._number("subagent_share")
+        if not share:
+            return ()
+        draw = Draw(self._options.seed, "agent/subagents", index)
+        # A subagent is offered fewer tools than its parent.
+        offered = tools[: (len(tools) + 1) // 2]
+        held = self._tokens_of(offered)
+        prefix = self._options.prompt_tokens(int(self._number("subagent_prefix_tokens")))
+        branches: list[Branch] = []
+        for number, turn in enumerate(turns[1:], 1):
+            if turn.messages[0]["role"] != "tool" or not draw.chance(share):
+                continue
+            line = _Line(
+                scope=f"agent/{index}/sub/{number}",
+                name=f"{index}_{number}",
+                draw=draw,
+                tools=offered,
+                held=held,
+                system=self._block("agent/subagent", 0, max(0, prefix - held)),
+                task=(self._number("subagent_task_p50"), _SUBAGENT_TASK_SIGMA),
+            )
+            calls = min(draw.tokens(self._number("subagent_calls"), _SUBAGENT_CALLS_SIGMA), _MOST_SUBAGENT_CALLS)
+            own = [msgspec.structs.replace(one, tools=offered) for one in self._line(line, calls, asks_user=False)]
+            branches.append(Branch(turns=tuple(own), after=number - 1, joined_by=number))
+        return tuple(branches)
+
+    def _line(self, line: _Line, calls: int, *, asks_user: bool = True) -> list[Turn]:
+        by_tool = [False]
+        by_tool += [not asks_user or line.draw.chance(self._number("tool_share")) for _ in range(calls - 1)]
         turns: list[Turn] = []
-        held = self._tool_tokens
         call: Message | None = None
         for number in range(calls):
-            turn, held, call = self._turn(draw, index, number, held, call, number + 1 < calls and by_tool[number + 1])
+            turn, call = self._turn(line, number, call, number + 1 < calls and by_tool[number + 1])
             turns.append(turn)
-        return Session(session_id=f"agent-{index}", turns=tuple(turns), tools=self._tools or None)
+        return turns
 
-    def _turn(
-        self, draw: Draw, index: int, number: int, held: int, call: Message | None, calls_tool: bool
-    ) -> tuple[Turn, int, Message | None]:
-        """One turn, the tokens held after its answer, and the tool call that the answer ends with."""
-        scope = f"agent/{index}"
+    def _turn(self, line: _Line, number: int, call: Message | None, calls_tool: bool) -> tuple[Turn, Message | None]:
+        """One turn, and the tool call that its answer ends with; `line.held` becomes what is held after the answer."""
+        draw = line.draw
         messages: list[Message] = []
         texts: list[BlockText | None] = []
-        if number == 0 and self._system:
+        if number == 0 and line.system.tokens[0]:
             messages.append({"role": "system", "content": ""})
-            texts.append(self._block("agent/system", 0, self._system))
-            held += self._system
-        appended = self._appended(draw, first=number == 0)
-        texts.append(self._block(scope, 2 * number, appended))
+            texts.append(line.system)
+            line.held += line.system.tokens[0]
+        appended = self._appended(draw, line.task if number == 0 else None)
+        texts.append(self._block(line.scope, 2 * number, appended))
         if call is not None:
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": ""})
         else:
@@ -105,7 +190,7 @@ class Agent(Generated):
             appended += self._estimate(question)
         output = self._options.output_tokens(draw.tokens(self._number("output_p50"), self._number("output_sigma")))
         answer: dict[str, Any] = {"role": "assistant", "content": ""}
-        next_call = self._call(draw, index, number) if calls_tool else None
+        next_call = self._call(line, number) if calls_tool else None
         if next_call is not None:
             answer["tool_calls"] = [next_call]
         text = max(1, output - _CALL_TOKENS) if calls_tool else output
@@ -114,15 +199,16 @@ class Agent(Generated):
             texts=tuple(texts),
             delay_ns=self._delay_ns(draw, number, call is not None),
             recorded_answer=(answer,),
-            answer_text=self._block(scope, 2 * number + 1, text),
-            asked_prompt_tokens=held + appended,
+            answer_text=self._block(line.scope, 2 * number + 1, text),
+            asked_prompt_tokens=line.held + appended,
             asked_output_tokens=output,
         )
-        return turn, held + appended + output, next_call
+        line.held += appended + output
+        return turn, next_call
 
-    def _appended(self, draw: Draw, *, first: bool) -> int:
-        if first:
-            tokens = draw.tokens(self._number("task_p50"), self._number("task_sigma"))
+    def _appended(self, draw: Draw, task: tuple[float, float] | None) -> int:
+        if task is not None:
+            tokens = draw.tokens(*task)
         elif draw.chance(self._number("big_share")):
             tokens = draw.tokens(self._number("big_p50"), _BIG_SIGMA)
         else:
@@ -134,18 +220,19 @@ class Agent(Generated):
         seconds = draw.lognormal(self._number(f"{kind}_delay_p50_s"), self._number(f"{kind}_delay_sigma"))
         return round(seconds * SECOND_NS) if number else 0
 
-    def _call(self, draw: Draw, index: int, number: int) -> dict[str, Any]:
-        name = self._tools[draw.below(len(self._tools))]["function"]["name"] if self._tools else draw.pick(TOOL_NAMES)
+    def _call(self, line: _Line, number: int) -> dict[str, Any]:
+        draw = line.draw
+        name = line.tools[draw.below(len(line.tools))]["function"]["name"] if line.tools else draw.pick(TOOL_NAMES)
         words = WORDS["en"]
         target = f"src/{draw.pick(words)}/{draw.pick(words)}_{draw.below(1000)}.py"
         return {
-            "id": f"call_{index}_{number}",
+            "id": f"call_{line.name}_{number}",
             "type": "function",
             "function": {"name": name, "arguments": msgspec.json.encode({"target": target}).decode()},
         }
 
 
-def _tool_definitions(tokens: int, options: ReadOptions) -> tuple[dict[str, Any], ...]:
+def _tool_definitions(tokens: int, options: ReadOptions, agent: int) -> tuple[dict[str, Any], ...]:
     """Definitions of about so many tokens in all, by the usual ratio; none for 0."""
     if tokens == 0:
         return ()
@@ -157,7 +244,9 @@ def _tool_definitions(tokens: int, options: ReadOptions) -> tuple[dict[str, Any]
             "type": "function",
             "function": {
                 "name": name,
-                "description": synthesizer.block("agent/tools", place, each, options.language).strip()
+                "description": synthesizer.block(
+                    "agent/tools", agent * len(TOOL_NAMES) + place, each, options.language
+                ).strip()
                 or name.replace("_", " "),
                 "parameters": {"type": "object", "properties": {"target": {"type": "string"}}, "required": ["target"]},
             },

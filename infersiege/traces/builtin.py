@@ -151,8 +151,8 @@ LONG_DOCUMENT_OPTIONS: OptionTable = {
     "position": Option(
         default="before",
         choices=("before", "after", "system"),
-        meaning="where the document stands: before the first question, after it (a prefix cache finds only the question), "
-        "or as the system prompt",
+        meaning="where the document stands: before the first question, after it (so that no two first questions share "
+        "it in a prefix cache), or as the system prompt",
     ),
     "documents": Option(
         default=0,
@@ -165,7 +165,8 @@ LONG_DOCUMENT_OPTIONS: OptionTable = {
         default=0.0,
         at_least=0,
         at_most=5,
-        meaning="with `documents`: the n-th document is asked about 1 / n^skew times as often as the first (Zipf); 0: all alike",
+        meaning="with `documents`: the n-th document is asked about 1 / n^skew times as often as the first (Zipf); "
+        "0: all alike",
     ),
     "think_p50_s": Option(default=10.0, at_least=0, meaning="seconds from an answer to the next question, median"),
     "think_sigma": Option(default=0.7, at_least=0, at_most=3, meaning="the same, sigma of the lognormal"),

@@ -184,7 +184,7 @@ class Conversation:
 
     def _messages(self) -> list[Message]:
         messages = [
-            message if block is None else {**message, "content": _content(self._synthesizer.text(block), message, block)}
+            message if block is None else {**message, "content": _content(message, block, self._synthesizer.text(block))}
             for message, block in self._history
         ]
         if self._salt is not None and messages:
@@ -222,7 +222,7 @@ def salted(message: Message, salt: str) -> Message:
     return {**message, "content": line + (content or "")}
 
 
-def _content(text: str, message: Message, block: BlockText) -> str:
+def _content(message: Message, block: BlockText, text: str) -> str:
     """A synthesised text and what the message says itself: the document, then the question, or the other way round."""
     own = message.get("content")
     if not own:

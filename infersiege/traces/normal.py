@@ -3,7 +3,7 @@
     {"infersiege_trace": 1}
     {"session_id": "a", "arrival_ns": 0, "turns": [{"messages": [{"role": "user", "content": "Hi"}]}]}
 
-It keeps all that any reader knows; what is not said has its default. docs/schema/session.json is its schema.
+It keeps all that any reader knows; what is not said has its default. docs/schema/session.schema.json is its schema.
 """
 
 from __future__ import annotations
