@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -11,6 +11,8 @@ import msgspec
 
 from infersiege.errors import InternalError
 from infersiege.records import BlockText, Message, Session, Turn
+from infersiege.traces.fitting import Part, clipped, guessed_tokens, tools_tokens
+from infersiege.traces.session_lines import Line, cut, lines_of
 from infersiege.traces.text import Synthesizer
 
 _LENGTH_FIELDS = ("max_completion_tokens", "max_tokens")
@@ -30,25 +32,69 @@ class PreparedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One request, ready for a dialect."""
 
     index: int
-    """0-based place in the session."""
+    """Its number in the session."""
+    parent: int | None
+    """Number of the turn after whose end it comes; None: it begins the session, or a branch beside its beginning."""
     messages: list[Message]
     """The whole request, salted. Messages may be shared with the trace: don't change them."""
     tools: list[dict[str, Any]] | None
     max_tokens: int
     asked_prompt_tokens: int | None
+    """What the request holds, after a cut; None: the trace does not know the length."""
     asked_output_tokens: int | None
     """After the cap; None: the trace does not know the length."""
     delay_ns: int
     """From the end of the previous answer; scaled, then capped."""
-    delay_capped: bool
-    """The cap shortened the delay."""
+    delay_cut_ns: int
+    """What the cap took away of it."""
     extra: dict[str, Any]
     plain_text: bool
     """No tools and no response format: an output length may be forced by `ignore_eos`."""
+    prompt_tokens: int
+    """`asked_prompt_tokens`, or a guess by size where the trace does not know it; 0: nobody needs it."""
+    clipped_tokens: int = 0
+    """Prompt tokens that were cut off, so that it fits the model."""
+    too_long: bool = False
+    """Prompt and output together are over the context limit: it can't be sent, and `messages` is empty."""
+
+    @property
+    def delay_capped(self) -> bool:
+        return self.delay_cut_ns > 0
+
+
+class Playing(msgspec.Struct, frozen=True, kw_only=True):
+    """How a workload wants its sessions to be played."""
+
+    synthesizer: Synthesizer
+    history: Literal["recorded", "live"] | str = "recorded"
+    salt: str | None = None
+    max_turns: int | None = None
+    """Of the main line."""
+    max_tokens: int | None = None
+    default_max_tokens: int = 256
+    delay_scale: float = 1.0
+    delay_cap_ns: int | None = None
+    context_limit: int | None = None
+    """Most tokens of prompt and output together; None: no limit is known."""
+    clip: bool = False
+    """Prompts over it are cut to what fits; else they are `too_long`."""
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """How a turn ended, for the lines that go on from there."""
+
+    turn: Turn
+    history: int
+    """Parts of the history before its answer."""
+    answer: tuple[str, Sequence[Mapping[str, Any]]] | None
+    """Text and tool calls; None: it failed."""
 
 
 class Conversation:
-    """Walks a session: `next_turn`, then `answered` or `failed`, and so on until `next_turn` gives None.
+    """Walks one line of a session: `next_turn`, then `answered` or `failed`, and so on until `next_turn` gives None.
+
+    It begins as the main line; `branch` gives the walk of a branch, to be asked for when the turn that it starts after
+    has ended and before the next one of that line.
 
     `recorded` history puts the trace's answers into the next request, so that requests are the same, byte for byte, for
     every engine (same seed and salt). Where the trace has no answer for a turn, the engine's own is used.
@@ -62,66 +108,107 @@ class Conversation:
     prefixes which the trace shares stay shared.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        synthesizer: Synthesizer,
-        history: Literal["recorded", "live"] | str = "recorded",
-        salt: str | None = None,
-        max_turns: int | None = None,
-        max_tokens: int | None = None,
-        default_max_tokens: int = 256,
-        delay_scale: float = 1.0,
-        delay_cap_ns: int | None = None,
-    ) -> None:
-        if history not in ("recorded", "live"):
-            raise InternalError(f"history mode {history!r} is unknown")
-        self.session = session
+    def __init__(self, session: Session, **playing: Any) -> None:
+        """`playing`: the fields of `Playing`."""
+        rules = Playing(**playing)
+        if rules.history not in ("recorded", "live"):
+            raise InternalError(f"history mode {rules.history!r} is unknown")
+        self.session = cut(session, rules.max_turns)
+        """As it is played."""
+        self.lines = lines_of(self.session)
+        """The main line, then the branches."""
+        self._begin(self.lines[0], rules, [])
+
+    def _begin(self, line: Line, rules: Playing, history: list[Part]) -> None:
+        self.line = line
         self.substituted = 0
         """Live mode: turns whose recorded answer had to stand in."""
-        self._synthesizer = synthesizer
-        self._live = history == "live"
-        self._salt = salt
-        self._turns = session.turns if max_turns is None else session.turns[:max_turns]
-        self._max_tokens = max_tokens
-        self._default_max_tokens = default_max_tokens
-        self._delay_scale = delay_scale
-        self._delay_cap_ns = delay_cap_ns
+        self._rules = rules
         # Texts are kept as blocks and written anew for each request: a hundred long sessions would not fit otherwise.
-        self._history: list[tuple[Message, BlockText | None]] = []
+        self._history = history
         self._next = 0
         self._open = False
         self._over = False
+        self._ended: _Ended | None = None
         self._bound: dict[str, str] = {}
 
     @property
     def turns(self) -> int:
-        """Turns that will be played when nothing fails."""
-        return len(self._turns)
+        """Turns of all lines, that will be played when nothing fails."""
+        return self.lines[-1].end
+
+    def branch(self, line: Line) -> Conversation | None:
+        """The walk of a branch that starts now. None: it needs an answer that was not given.
+
+        In recorded mode a failed turn's recorded answer stands for it, and a branch with a history of its own needs
+        none. In live mode nothing starts from a turn that failed, unless its first request replaces the history.
+        """
+        began = Conversation.__new__(Conversation)
+        began.session, began.lines = self.session, self.lines
+        ended, first = self._ended, line.turns[0]
+        began._begin(line, self._rules, [])
+        if line.after is None or ended is None:
+            return began
+        if line.inherits:
+            began._history = self._history[: ended.history]
+            if ended.answer is not None:
+                began._take_answer(ended.turn, *ended.answer, first)
+                return began
+            return began if began._take_failure(ended.turn, first) else None
+        live = self._rules.history == "live"
+        return None if ended.answer is None and live and not first.replaces_history else began
 
     def next_turn(self) -> PreparedTurn | None:
-        """The next request; None: the session is over. Raises InternalError while a turn is open."""
+        """The next request; None: the line is over. Raises InternalError while a turn is open."""
+        return self._advance(write=True)
+
+    def outlines(self) -> Iterator[PreparedTurn]:
+        """Every turn of every line in the order of their numbers, as if each were answered; no text is made.
+
+        Of a conversation that has not begun; it is then at its end.
+        """
+        waiting: dict[int | None, list[Line]] = {}
+        for line in self.lines[1:]:
+            waiting.setdefault(line.after, []).append(line)
+        found: list[PreparedTurn] = []
+        left = [self, *filter(None, map(self.branch, waiting.get(None, ())))]
+        while left:
+            walk = left.pop()
+            while (turn := walk._advance(write=False)) is not None:
+                found.append(turn)
+                walk.answered("")
+                left += filter(None, map(walk.branch, waiting.get(turn.index, ())))
+        yield from sorted(found, key=lambda turn: turn.index)
+
+    def _advance(self, *, write: bool) -> PreparedTurn | None:
+        line = self.line
         if self._open:
-            raise InternalError(f"session {self.session.session_id}: turn {self._next - 1} has not ended yet")
-        if self._over or self._next >= len(self._turns):
+            raise InternalError(
+                f"session {self.session.session_id}: turn {line.first_turn + self._next - 1} has not ended yet"
+            )
+        if self._over or self._next >= len(line.turns):
             return None
-        turn = self._turns[self._next]
+        turn = line.turns[self._next]
         self._ask(turn)
         tools = turn.tools if turn.tools is not None else self.session.tools
         max_tokens, asked = self._lengths(turn)
-        delay_ns, capped = self._delay(turn)
+        parts, tokens, cut_off = self._fitted(turn, tools, max_tokens, always=not write)
+        delay_ns, delay_cut_ns = self._delay(turn)
         prepared = PreparedTurn(
-            index=self._next,
-            messages=self._messages(),
+            index=line.first_turn + self._next,
+            parent=line.first_turn + self._next - 1 if self._next else line.after,
+            messages=self._messages(parts) if write and parts is not None else [],
             tools=list(tools) if tools else None,
             max_tokens=max_tokens,
-            asked_prompt_tokens=turn.asked_prompt_tokens,
+            asked_prompt_tokens=None if turn.asked_prompt_tokens is None else tokens,
             asked_output_tokens=asked,
             delay_ns=delay_ns,
-            delay_capped=capped,
+            delay_cut_ns=delay_cut_ns,
             extra={key: value for key, value in turn.extra.items() if key not in _LENGTH_FIELDS},
             plain_text=not tools and not _FORMAT_FIELDS & turn.extra.keys(),
+            prompt_tokens=tokens,
+            clipped_tokens=cut_off,
+            too_long=parts is None,
         )
         self._next += 1
         self._open = True
@@ -129,10 +216,24 @@ class Conversation:
 
     def answered(self, text: str, tool_calls: Sequence[Mapping[str, Any]] = ()) -> None:
         """The open turn's answer came: its text and its tool calls in OpenAI's form."""
-        turn = self._close()
+        turn = self._close((text, tool_calls))
+        self._take_answer(turn, text, tool_calls, self._following())
+
+    def failed(self) -> bool:
+        """The open turn gave no answer. Whether the line may go on: True if the next request does not need it.
+
+        In recorded mode the recorded answer takes its place; in live mode, and where nothing was recorded, the line
+        is over (TR-07), unless the next turn replaces the history.
+        """
+        turn = self._close(None)
+        self._over = not self._take_failure(turn, self._following())
+        return not self._over
+
+    def _take_answer(
+        self, turn: Turn, text: str, tool_calls: Sequence[Mapping[str, Any]], following: Turn | None
+    ) -> None:
         recorded = _recorded(turn)
-        following = self._following()
-        if not self._live:
+        if self._rules.history != "live":
             self._history += recorded or [(_answer(text, tool_calls), None)]
             return
         results = _result_ids(following)
@@ -145,31 +246,25 @@ class Conversation:
         self._bound = bound
         self._history.append((_answer(text, kept), None))
 
-    def failed(self) -> bool:
-        """The open turn gave no answer. Whether the session may go on: True if the next request does not need it.
-
-        In recorded mode the recorded answer takes its place; in live mode, and where nothing was recorded, the session
-        is over (TR-07), unless the next turn replaces the history.
-        """
-        turn = self._close()
-        following = self._following()
+    def _take_failure(self, turn: Turn, following: Turn | None) -> bool:
         if following is not None and following.replaces_history:
             return True
         recorded = _recorded(turn)
-        if self._live or (following is not None and not recorded):
-            self._over = True
+        if self._rules.history == "live" or (following is not None and not recorded):
             return False
         self._history += recorded
         return True
 
-    def _close(self) -> Turn:
+    def _close(self, answer: tuple[str, Sequence[Mapping[str, Any]]] | None) -> Turn:
         if not self._open:
             raise InternalError(f"session {self.session.session_id}: no turn is open")
         self._open = False
-        return self._turns[self._next - 1]
+        turn = self.line.turns[self._next - 1]
+        self._ended = _Ended(turn, len(self._history), answer)
+        return turn
 
     def _following(self) -> Turn | None:
-        return self._turns[self._next] if self._next < len(self._turns) else None
+        return self.line.turns[self._next] if self._next < len(self.line.turns) else None
 
     def _ask(self, turn: Turn) -> None:
         if turn.replaces_history:
@@ -182,32 +277,51 @@ class Conversation:
             self._history.append((message, block))
         self._bound = {}
 
-    def _messages(self) -> list[Message]:
+    def _fitted(
+        self, turn: Turn, tools: Sequence[dict[str, Any]] | None, max_tokens: int, *, always: bool
+    ) -> tuple[Sequence[Part] | None, int, int]:
+        """(what is sent, its tokens, tokens cut off). None: too long. `always`: guess a length that nobody needs."""
+        parts, limit, tokens = self._history, self._rules.context_limit, turn.asked_prompt_tokens
+        if tokens is None:
+            tokens = guessed_tokens(parts, tools) if always or limit is not None else 0
+        if limit is None or tokens + max_tokens <= limit:
+            return parts, tokens, 0
+        if self._rules.clip:
+            fitted = clipped(parts, tokens, limit - max_tokens, fixed=tools_tokens(tools))
+            if fitted is not None:
+                return fitted[0], fitted[1], tokens - fitted[1]
+        return None, tokens, 0
+
+    def _messages(self, parts: Sequence[Part]) -> list[Message]:
+        synthesizer, salt = self._rules.synthesizer, self._rules.salt
         messages = [
-            message if block is None else {**message, "content": _content(message, block, self._synthesizer.text(block))}
-            for message, block in self._history
+            message if block is None else {**message, "content": _content(message, block, synthesizer.text(block))}
+            for message, block in parts
         ]
-        if self._salt is not None and messages:
-            messages[0] = salted(messages[0], self._salt)
+        if salt is not None and messages:
+            messages[0] = salted(messages[0], salt)
         return messages
 
     def _lengths(self, turn: Turn) -> tuple[int, int | None]:
         """(max_tokens, asked output tokens): the recorded length, else the row's limit, else the default; capped."""
-        cap = math.inf if self._max_tokens is None else self._max_tokens
+        rules = self._rules
+        cap = math.inf if rules.max_tokens is None else rules.max_tokens
         asked = turn.asked_output_tokens
         if asked is not None:
             asked = int(min(asked, cap))
             return asked, asked
         given = next((turn.extra[key] for key in _LENGTH_FIELDS if isinstance(turn.extra.get(key), int)), None)
-        return int(min(self._default_max_tokens if given is None else given, cap)), None
+        return int(min(rules.default_max_tokens if given is None else given, cap)), None
 
-    def _delay(self, turn: Turn) -> tuple[int, bool]:
-        if self._next == 0:
-            return 0, False
-        delay_ns = round(turn.delay_ns * self._delay_scale)
-        if self._delay_cap_ns is not None and delay_ns > self._delay_cap_ns:
-            return self._delay_cap_ns, True
-        return delay_ns, False
+    def _delay(self, turn: Turn) -> tuple[int, int]:
+        """(delay, what the cap took away of it)."""
+        if self._next == 0 and self.line.first_turn == 0:
+            return 0, 0  # The session has its arrival.
+        cap_ns = self._rules.delay_cap_ns
+        delay_ns = round(turn.delay_ns * self._rules.delay_scale)
+        if cap_ns is not None and delay_ns > cap_ns:
+            return cap_ns, delay_ns - cap_ns
+        return delay_ns, 0
 
 
 def salted(message: Message, salt: str) -> Message:
@@ -237,7 +351,7 @@ def _answer(text: str, tool_calls: Sequence[Mapping[str, Any]]) -> Message:
     return answer
 
 
-def _recorded(turn: Turn) -> list[tuple[Message, BlockText | None]]:
+def _recorded(turn: Turn) -> list[Part]:
     """The recorded answer; a synthesised text is the content of its last message, or all of it."""
     if not turn.recorded_answer:
         return [] if turn.answer_text is None else [({"role": "assistant", "content": ""}, turn.answer_text)]
