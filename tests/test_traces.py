@@ -378,38 +378,6 @@ def test_azure_image_column_is_warned_of(tmp_path):
     assert open_trace(path).warnings == ("column 'NumImages' is not sent",)
 
 
-# ------------------------------------------------------------------------------------------------ tau-bench
-
-
-def test_tau_bench_derives_tools_and_drops_the_users_last_word(tmp_path):
-    first = calling("a", arguments='{"id": "x", "count": 1}')
-    second = calling("b", arguments='{"id": "y"}')
-    traj = [{"role": "system", "content": "p"}, USER, first, result("a"), second, result("b"), ANSWER, USER]
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps([{"task_id": 3, "trial": 1, "reward": 1.0, "traj": traj}], indent=1))
-    trace = open_trace(str(path))
-    session = trace.session(0)
-    assert (trace.format, session.session_id) == ("tau-bench", "task-3-trial-1")
-    assert len(session.turns) == 3, "the simulated user's last message was never sent"
-    assert session.tools is not None
-    assert session.tools[0]["function"]["parameters"] == {
-        "type": "object",
-        "properties": {"count": {"type": "number"}, "id": {"type": "string"}},
-        "required": ["id"],
-    }
-    assert any("tool schemas were made" in warning for warning in trace.warnings)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("[{", "is no JSON array"), ('{"traj": 1}', "no JSON array"), ("[3]", "entry 0")]
-)
-def test_tau_bench_faults(tmp_path, text, message):
-    path = tmp_path / "t.json"
-    path.write_text(text)
-    with pytest.raises(TraceError, match=message):
-        open_trace(str(path), format="tau-bench")
-
-
 # ------------------------------------------------------------------------------------------------ all formats
 
 
