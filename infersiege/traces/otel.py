@@ -1,21 +1,204 @@
-"""OpenTelemetry GenAI spans: model calls with their messages and times."""
+"""OpenTelemetry GenAI spans: model calls with their messages and times.
+
+A session is what shares `exgentic.session.id`, `session.id` or `gen_ai.conversation.id` (of the span, or of the nearest
+span around it that has one), else a trace. Its calls are the spans whose operation is `chat`, `text_completion` or
+`generate_content`, or that name no operation and hold messages; the spans around them (agents, tools, workflows) say
+what runs beside what (`call_graph`). Each call's messages are its whole request.
+"""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
 from infersiege.errors import TraceError
+from infersiege.records import Branch, Session, Turn
+from infersiege.traces.call_graph import Call, Graph, graph_of
+from infersiege.traces.chat import UnsendableError, check_messages
 from infersiege.traces.head import Head
+from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.options import Option
-from infersiege.traces.source import Source
-from infersiege.traces.trace import ReadOptions, Trace
+from infersiege.traces.otel_messages import answer_messages, request_fields, request_messages, request_tools
+from infersiege.traces.otel_spans import Span, span_of, span_rows
+from infersiege.traces.source import Row, Source
+from infersiege.traces.trace import ReadOptions, Tally, Trace
 
 NAME = "otel-genai"
 
 OPTIONS: dict[str, Option] = {}
 
+SESSION_KEYS = ("exgentic.session.id", "session.id", "gen_ai.conversation.id")
+MODEL_OPERATIONS = frozenset({"chat", "text_completion", "generate_content"})
+_PROMPT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+_OUTPUT_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+_HOLDS_MESSAGES = ("gen_ai.input.messages", "gen_ai.prompt.0.role", "gen_ai.prompt.0.content")
+_SPAN_KEYS = (
+    frozenset({"span_id", "attributes"}),
+    frozenset({"spanId", "attributes"}),
+    frozenset({"context", "attributes"}),
+)
+
 
 def sniff(head: Head) -> bool:
-    return False
+    outline = head.outline
+    if "spans" in outline.keys or "resourceSpans" in outline.keys:
+        return True
+    return any(keys <= outline.keys for keys in _SPAN_KEYS)
 
 
 def read(source: Source, options: ReadOptions) -> Trace:
-    raise TraceError(f"{source.path}: format {NAME!r} is not read yet")
+    """Raises TraceError for what is no document of spans, and for spans without ids or times."""
+
+    def make(rows: Sequence[Placed], tally: Tally) -> Session:
+        return _session(rows, options, tally)
+
+    trace = IndexedTrace(source, options, format=NAME, make=make)
+    for number, rows in enumerate(_sessions(source, trace)):
+        if options.limit is not None and number >= options.limit:
+            break
+        trace.add(rows)
+    return trace.finish()
+
+
+def _sessions(source: Source, trace: IndexedTrace) -> list[list[Row]]:
+    """The spans of each session, sessions in the order of their first span. A span that is there twice (exporters try
+    again) counts once."""
+    places = array("q")
+    own: list[str | None] = []
+    parents: list[tuple[str, str] | None] = []
+    traces: list[str] = []
+    at: dict[tuple[str, str], int] = {}
+    for row in span_rows(source):
+        span = span_of(source.json(row), source.place(row))
+        if at.setdefault((span.trace_id, span.span_id), len(own)) != len(own):
+            trace.skip("span_seen_before", (row,))
+            continue
+        places.extend(row)
+        own.append(_session_key(span.attributes))
+        parents.append(None if span.parent_id is None else (span.trace_id, span.parent_id))
+        traces.append(span.trace_id)
+    groups: dict[str, list[Row]] = {}
+    for number, trace_id in enumerate(traces):
+        around: int | None = number
+        seen: set[int] = set()
+        while around is not None and own[around] is None and around not in seen:
+            seen.add(around)
+            parent = parents[around]
+            around = None if parent is None else at.get(parent)
+        key = own[around] if around is not None else None
+        groups.setdefault(key or trace_id, []).append(Row(*places[3 * number : 3 * number + 3]))
+    return list(groups.values())
+
+
+def _session_key(attributes: dict[str, Any]) -> str | None:
+    found = (attributes.get(key) for key in SESSION_KEYS)
+    return next((value for value in found if isinstance(value, str) and value), None)
+
+
+def _session(rows: Sequence[Placed], options: ReadOptions, tally: Tally) -> Session:
+    """Raises UnsendableError where no call of it can be sent."""
+    spans = [(row, span_of(row.value, row.place)) for row in rows]
+    calls: list[tuple[Call, Turn, Placed]] = []
+    skipped: list[tuple[str, Placed]] = []
+    by_id = {(span.trace_id, span.span_id): span for _, span in spans}
+    key = next((found for _, span in spans if (found := _session_key(span.attributes))), spans[0][1].trace_id)
+    for row, span in spans:
+        if not _is_model_call(span.attributes):
+            continue
+        try:
+            turn = _turn(span.attributes, row.place, options, tally)
+        except UnsendableError as reason:
+            skipped.append((str(reason), row))
+            continue
+        calls.append((Call(start_ns=span.start_ns, end_ns=span.end_ns, scopes=_scopes(span, by_id)), turn, row))
+    if not calls:
+        raise UnsendableError(skipped[0][0] if skipped else "no_model_call")
+    for why, row in skipped:
+        tally.skip(why, f"line {row.line}")
+    calls.sort(key=lambda entry: (entry[0].start_ns, entry[0].end_ns))
+    times = {_name(span): (span.start_ns, span.end_ns) for span in by_id.values()}
+    graph = graph_of([call for call, _, _ in calls], times)
+    if graph.lost:
+        tally.odd("waits for a second call that several others waited for, too, are left out", graph.lost)
+    return _built(key, graph, [turn for _, turn, _ in calls], calls[0][2].line)
+
+
+def _built(session_id: str, graph: Graph, turns: Sequence[Turn], line: int) -> Session:
+    numbers = graph.numbers()
+    main, *others = (tuple(_timed(graph, turns, call) for call in line.calls) for line in graph.lines)
+    return Session(
+        session_id=session_id,
+        turns=main,
+        branches=tuple(
+            Branch(
+                turns=branch,
+                after=None if line.after is None else numbers[line.after],
+                joined_by=None if line.joined_by is None else numbers[line.joined_by],
+            )
+            for branch, line in zip(others, graph.lines[1:], strict=True)
+        ),
+        arrival_ns=graph.calls[0].start_ns,
+        source_line=line,
+    )
+
+
+def _timed(graph: Graph, turns: Sequence[Turn], call: int) -> Turn:
+    return msgspec.structs.replace(turns[call], delay_ns=graph.delay_ns(call))
+
+
+def _is_model_call(attributes: dict[str, Any]) -> bool:
+    operation = attributes.get("gen_ai.operation.name", attributes.get("llm.request.type"))
+    if isinstance(operation, str):
+        return operation in MODEL_OPERATIONS or operation == "completion"
+    return any(key in attributes for key in _HOLDS_MESSAGES)
+
+
+def _scopes(span: Span, by_id: dict[tuple[str, str], Span]) -> tuple[str, ...]:
+    """The spans around it that are no model calls, outermost first. A call that another one started runs by itself."""
+    found: list[str] = []
+    seen = {span.span_id}
+    parent_id = span.parent_id
+    while parent_id is not None and parent_id not in seen:
+        seen.add(parent_id)
+        parent = by_id.get((span.trace_id, parent_id))
+        if parent is None:
+            break
+        if not _is_model_call(parent.attributes):
+            found.append(_name(parent))
+        parent_id = parent.parent_id
+    return tuple(reversed(found))
+
+
+def _name(span: Span) -> str:
+    return f"{span.trace_id}/{span.span_id}"
+
+
+def _turn(attributes: dict[str, Any], place: str, options: ReadOptions, tally: Tally) -> Turn:
+    """Raises UnsendableError where no request can be made of the span, TraceError for counts that can't be."""
+    messages = check_messages(request_messages(attributes, tally))
+    output = _count(attributes, _OUTPUT_TOKENS, place)
+    return Turn(
+        messages=tuple(messages),
+        replaces_history=True,
+        recorded_answer=tuple(answer_messages(attributes, tally)),
+        asked_prompt_tokens=_count(attributes, _PROMPT_TOKENS, place),
+        asked_output_tokens=None if output is None else options.output_tokens(output),
+        tools=request_tools(attributes),
+        extra=request_fields(attributes),
+    )
+
+
+def _count(attributes: dict[str, Any], keys: Sequence[str], place: str) -> int | None:
+    """Of tokens; 0 of an output that failed is none that could be asked for. Raises TraceError."""
+    for key in keys:
+        value = attributes.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1_000_000_000:
+            kind = "a number out of range" if type(value) is int else f"a {type(value).__name__}"
+            raise TraceError(f"{place}: {key} is {kind}, a whole number of tokens is wanted")
+        return value or None
+    return None
