@@ -22,16 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from itertools import takewhile
 from typing import Any
 
-import msgspec
-
 from infersiege.errors import TraceError
-from infersiege.records import BlockText, Branch, Session, Turn
+from infersiege.records import BlockText, Session, Turn
 from infersiege.traces.chat import UnsendableError
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
+from infersiege.traces.lines import Line, Request, parts
 from infersiege.traces.options import Option
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import ReadOptions, Tally, check_span
@@ -107,33 +105,6 @@ def _is_whole(source: Source, row: Row) -> bool:
     return True
 
 
-class _Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a line, with its times from the session's start."""
-
-    turn: Turn
-    start_ns: int
-    end_ns: int | None
-    """None: how long the answer took is not told."""
-    think_ns: int | None
-
-    @property
-    def ended_ns(self) -> int:
-        """The end, as far as it is known."""
-        return self.start_ns if self.end_ns is None else self.end_ns
-
-
-class _Line(msgspec.Struct, kw_only=True):
-    """Requests that follow each other: the main line, a subagent's, or one that ran beside another."""
-
-    requests: list[_Request]
-    parent: _Line | None = None
-    ends_ns: int = 0
-    joins: bool = False
-    """A later request of the parent may wait for it."""
-    first: int = 0
-    """Number of its first turn in the session."""
-
-
 class _Reader:
     """One document, made into a session."""
 
@@ -157,37 +128,25 @@ class _Reader:
         self._own = 0 if self._scope != scope else int.from_bytes(blake2b(ident.encode(), digest_size=5).digest()) << 22
         self._number = 0
         self._left_out = 0
-        self._lines: list[_Line] = []
+        self._lines: list[Line] = []
 
     def session(self) -> Session:
         """Raises TraceError, and UnsendableError where no request is left."""
         self._read(self._document.get("requests"), "requests", base_ns=0, parent=None, depth=0)
-        lines = [line for line in self._lines if line.requests]
-        if not lines:
+        if not any(line.requests for line in self._lines):
             raise UnsendableError("no_output" if self._left_out else "no_requests")
         if self._left_out:
             self._tally.odd("requests without input or output tokens are left out", self._left_out)
-        # Where the parent itself asked nothing, the subagent that started first takes its place.
-        main = lines[0] if lines[0].parent is None else min(lines, key=lambda line: line.requests[0].start_ns)
-        lines = [main, *(line for line in lines if line is not main)]
-        number = 0
-        for line in lines:
-            line.first = number
-            number += len(line.requests)
-        return Session(
-            session_id=self.ident,
-            turns=_turns(main.requests, 0),
-            branches=tuple(_branch(line, main) for line in lines[1:]),
-            source_line=self._line,
-        )
+        turns, branches = parts(self._lines, rounding_ns=_ROUNDING_NS)
+        return Session(session_id=self.ident, turns=turns, branches=branches, source_line=self._line)
 
-    def _read(self, raw: object, where: str, *, base_ns: int, parent: _Line | None, depth: int) -> _Line:
+    def _read(self, raw: object, where: str, *, base_ns: int, parent: Line | None, depth: int) -> Line:
         """A line and, after it, the lines inside of it."""
         if not isinstance(raw, list):
             raise TraceError(f"{self.place}: {where} is {_kind(raw)}, a list is wanted")
         if depth > _DEEPEST:
             raise TraceError(f"{self.place}: subagents are nested more than {_DEEPEST} deep")
-        line = _Line(requests=[], parent=parent)
+        line = Line(requests=[], parent=parent)
         self._lines.append(line)
         before_ns: int | None = None
         for index, request in enumerate(raw):
@@ -211,7 +170,7 @@ class _Reader:
                 raise TraceError(f"{self.place}: {here}: type is {str(kind)[:20]!r}, n, s or subagent is wanted")
         return line
 
-    def _subagent(self, parent: _Line, request: dict[str, Any], here: str, start_ns: int, depth: int) -> None:
+    def _subagent(self, parent: Line, request: dict[str, Any], here: str, start_ns: int, depth: int) -> None:
         inner = request.get("requests")
         base_ns = start_ns
         if self._nested != "subagent" and isinstance(inner, list) and inner and isinstance(inner[0], dict):
@@ -220,14 +179,13 @@ class _Reader:
             if self._nested == "session" or (first_ns > 0 and first_ns >= _seconds_ns(request, "t", self.place)):
                 base_ns = 0
         line = self._read(inner, f"{here}.requests", base_ns=base_ns, parent=parent, depth=depth + 1)
-        line.joins = True
         ends = [start_ns, *(inner.ended_ns for inner in line.requests)]
         if request.get("duration_ms") is not None:
             milliseconds = want_number(request, "duration_ms", f"{self.place}: {here}")
             ends.append(start_ns + round(milliseconds * 1_000_000))
         line.ends_ns = max(ends)
 
-    def _add(self, line: _Line, request: dict[str, Any], here: str, start_ns: int) -> None:
+    def _add(self, line: Line, request: dict[str, Any], here: str, start_ns: int) -> None:
         place = f"{self.place}: {here}"
         prompt, output = want_int(request, "in", place), want_int(request, "out", place)
         ids = _hash_ids(request, place)
@@ -238,7 +196,7 @@ class _Reader:
         text = self._text(prompt, ids, place)
         asked = self._options.output_tokens(output)
         api_ns = _optional_ns(request, "api_time", place)
-        made = _Request(
+        made = Request(
             turn=Turn(
                 messages=({"role": "user", "content": ""},),
                 texts=(text,),
@@ -255,7 +213,7 @@ class _Reader:
         )
         if line.requests and line.requests[-1].ended_ns > start_ns + _ROUNDING_NS:
             self._tally.odd("requests that started while the one before was out run beside it")
-            self._lines.append(_Line(requests=[made], parent=line))
+            self._lines.append(Line(requests=[made], parent=line))
         else:
             line.requests.append(made)
 
@@ -281,60 +239,6 @@ class _Reader:
         if rest:
             sizes.append(scaled(rest))
         return BlockText(scope=self._scope, ids=tuple(ids), tokens=tuple(sizes), language=self._options.language)
-
-
-def _anchor(line: _Line, main: _Line) -> tuple[_Line, int] | None:
-    """The request whose end starts a line: the parent's last before it that had ended, else what started the parent.
-
-    Since that is always before what the parent asks later, no two lines can come to wait for each other.
-    """
-    parent, start_ns = line.parent, line.requests[0].start_ns if line.requests else 0
-    while parent is not None and line is not main:
-        at = _before(parent, start_ns)
-        while at and parent.requests[at - 1].ended_ns > start_ns + _ROUNDING_NS:
-            at -= 1
-        if at:
-            return parent, at - 1
-        line, parent = parent, parent.parent
-        if line.requests:
-            start_ns = line.requests[0].start_ns
-    return None
-
-
-def _before(line: _Line, start_ns: int) -> int:
-    """How many requests of a line start before a time, or at it."""
-    return sum(1 for _ in takewhile(lambda request: request.start_ns <= start_ns, line.requests))
-
-
-def _branch(line: _Line, main: _Line) -> Branch:
-    start_ns = line.requests[0].start_ns
-    anchor = _anchor(line, main)
-    begins_ns = main.requests[0].start_ns if anchor is None else anchor[0].requests[anchor[1]].ended_ns
-    joined_by = None
-    if line.joins and line.parent is not None:
-        later = range(_before(line.parent, start_ns), len(line.parent.requests))
-        joined_by = next((turn for turn in later if line.parent.requests[turn].start_ns >= line.ends_ns), None)
-    return Branch(
-        turns=_turns(line.requests, max(0, start_ns - begins_ns)),
-        after=None if anchor is None else anchor[0].first + anchor[1],
-        joined_by=None if joined_by is None or line.parent is None else line.parent.first + joined_by,
-    )
-
-
-def _turns(requests: Sequence[_Request], first_delay_ns: int) -> tuple[Turn, ...]:
-    """The turns of a line with their delays."""
-    turns = []
-    before: _Request | None = None
-    for request in requests:
-        if before is None:
-            delay_ns = first_delay_ns
-        elif before.end_ns is None and request.think_ns is not None:
-            delay_ns = request.think_ns
-        else:
-            delay_ns = max(0, request.start_ns - before.ended_ns)
-        turns.append(msgspec.structs.replace(request.turn, delay_ns=delay_ns))
-        before = request
-    return tuple(turns)
 
 
 def _scope_of(document: dict[str, Any], place: str) -> str:
