@@ -53,6 +53,7 @@ def check_messages(raw: object) -> list[Message]:
         raise UnsendableError("no_messages")
     messages: list[Message] = []
     open_calls: set[str] = set()
+    # The hot path of opening a trace: most messages are text of a user or an assistant, and need nothing but the tests.
     for message in raw:
         role = message.get("role") if isinstance(message, dict) else None
         if not isinstance(role, str) or role not in ROLES:
@@ -64,24 +65,23 @@ def check_messages(raw: object) -> list[Message]:
             if not isinstance(ident, str) or ident not in open_calls:
                 raise UnsendableError("tool_result_without_call")
             open_calls.discard(ident)
-        else:
-            if open_calls and role != "assistant":
-                raise UnsendableError("tool_call_without_result")
-            if role == "assistant":
-                message, opened = _check_calls(message)
-                if open_calls:
-                    raise UnsendableError("tool_call_without_result")
-                open_calls = opened
-        if role != "assistant" and not isinstance(message.get("content"), str | list):
+        elif open_calls:
+            raise UnsendableError("tool_call_without_result")
+        if role == "assistant":
+            if message.get("tool_calls"):
+                message, open_calls = _check_calls(message)
+        elif not isinstance(message.get("content"), _CONTENT):
             raise UnsendableError("message_without_content")
         messages.append(message)
     return messages
 
 
+_CONTENT = (str, list)
+
+
 def _check_calls(message: Message) -> tuple[Message, set[str]]:
-    calls = message.get("tool_calls")
-    if not calls:
-        return message, set()
+    """The message with all arguments as JSON strings, and the ids of its calls."""
+    calls = message["tool_calls"]
     if not isinstance(calls, list):
         raise UnsendableError("bad_tool_call")
     fixed, ids = [], set()

@@ -1,0 +1,16 @@
+"""Files that come as one JSON array of objects or as JSON Lines of the same objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from infersiege.traces.source import BYTE_ORDER_MARK, Row, Source
+
+
+def objects(source: Source) -> Iterator[Row]:
+    """Elements of the array, or lines. Raises TraceError where an array is not whole."""
+    return source.elements() if is_array(source) else source.rows()
+
+
+def is_array(source: Source) -> bool:
+    return bytes(source.data()[:4096]).removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"["
