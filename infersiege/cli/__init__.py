@@ -9,6 +9,7 @@ import importlib
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,37 +18,44 @@ import click
 from infersiege.cli.output import Outlet, steady_output
 from infersiege.errors import ExitCode, InfersiegeError, PlanError, UsageError, strongest
 
-COMMANDS: dict[str, tuple[str, str]] = {
+Commands = Mapping[str, tuple[str, str]]
+"""Command -> (module that has it under its own name, its one line of help)."""
+
+COMMANDS: Commands = {
     "run": ("infersiege.cli.run", "Run a plan and leave a run directory."),
     "demo": ("infersiege.cli.demo", "Three workloads against the built-in emulator: see it work."),
     "doctor": ("infersiege.cli.doctor", "Check a plan's channels before any load."),
     "gate": ("infersiege.cli.gate", "Judge a run by the rules of its plan."),
     "report": ("infersiege.cli.report", "Rebuild a run's summary and report."),
+    "traces": ("infersiege.cli.traces", "Look at traces, and make others of them."),
     "emulate": ("infersiege.cli.emulate", "A fake engine on real sockets, with true times on record."),
     "worker": ("infersiege.cli.worker", "Join a run that a master on another host offers."),
 }
-"""Command -> (module that has it under its own name, its one line of help)."""
 
 
 class LazyGroup(click.Group):
     """Knows all commands, imports the one that is called."""
 
+    def __init__(self, *arguments: Any, table: Commands, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._table = table
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._table:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name][0])
+        module = importlib.import_module(self._table[cmd_name][0])
         command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="infersiege")
 def infersiege() -> None:
     """Load testing for LLM inference: TTFT, TPOT, throughput, cache and cost, on the same basis for every engine.

@@ -228,19 +228,15 @@ class _Gathered:
         row.line.add(pieces)
 
     def _pieces(self, messages: Sequence[Message], texts: Sequence[BlockText | None]) -> list[Piece]:
-        """Synthesised text goes before what a message says itself."""
+        """What a message says itself goes before or after its synthesised text."""
         pieces = []
         for place, message in enumerate(messages):
             text = texts[place] if texts else None
-            if text is not None:
-                pieces.append(self._cache.text(text))
-                tokens = message_tokens(message) if len(message) > 2 or message.get("content") else 0
-                if not tokens:
-                    continue
-            else:
-                tokens = message_tokens(message)
+            tokens = message_tokens(message)
             self.other_parts += other_parts(message)
-            pieces.append(PrefixCache.message(digest_of(message), tokens))
+            own = [PrefixCache.message(digest_of(message), tokens)] if tokens or text is None else []
+            made = [] if text is None else [self._cache.text(text)]
+            pieces += [*own, *made] if text is not None and text.last else [*made, *own]
         return pieces
 
 

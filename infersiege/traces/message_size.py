@@ -17,7 +17,7 @@ _TEXT_FIELDS = ("reasoning_content", "reasoning", "refusal")
 
 
 def message_tokens(message: Message) -> int:
-    """Tokens of a message's text, tool calls and reasoning, by characters. Images and the chat template count nothing."""
+    """Tokens of a message's text, tool calls and reasoning, by characters. Images and chat template count nothing."""
     return sum(_tokens(text) for text in _texts(message))
 
 

@@ -1,0 +1,173 @@
+"""`infersiege traces`: the commands on traces, and the first of them, `inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from infersiege.cli import Commands, LazyGroup
+from infersiege.cli.trace_opening import Asked, takes_trace
+from infersiege.errors import UsageError
+
+if TYPE_CHECKING:
+    from infersiege.report.trace_page import Inspected
+    from infersiege.traces import Trace
+
+COMMANDS: Commands = {
+    "inspect": ("infersiege.cli.traces", "Rates, lengths, turns, delays and cache bound of a trace."),
+}
+"""A command that is here can be called; see `infersiege.cli.Commands`."""
+
+_MANY = 1_000_000_000
+_UNITS = {"k": 1 << 10, "m": 1 << 20}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS)
+def traces() -> None:
+    """Look at traces, and make others of them."""
+
+
+@traces.command(epilog="Example: infersiege traces inspect trace.jsonl --context-limit 32k --html trace.html")
+@click.argument("file")
+@takes_trace
+@click.option(
+    "--sessions", type=click.IntRange(1, _MANY), help="Of a built-in workload: look at so many.  [default: 200]"
+)
+@click.option(
+    "--context-limit",
+    "limits",
+    multiple=True,
+    metavar="TOKENS",
+    help="What a model's context would drop, such as 32k; may be repeated.  [default: 8k, 32k, 128k]",
+)
+@click.option("--delay-cap", default="60s", show_default=True, help="What the plan's delay_cap would change.")
+@click.option("--json", "as_json", is_flag=True, help="All figures as one JSON object.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="PAGE", help="Write a page with charts, too.")
+@click.pass_context
+def inspect(
+    context: click.Context,
+    file: str,
+    asked: Asked,
+    sessions: int | None,
+    limits: tuple[str, ...],
+    delay_cap: str,
+    as_json: bool,
+    html: Path | None,
+) -> None:
+    """Say what is in FILE before it is run: a trace, a built-in workload (builtin:NAME), or all that a plan (.toml) has.
+
+    Nothing of the trace's text is in any output. Lengths that the trace does not tell are estimated from characters,
+    and said to be. Exits with 2 for a trace that can't be read, or whose times can't be meant (a unit misread).
+    """
+    limit_tokens = tuple(map(_tokens, limits))
+    cap_ns = _duration_ns(delay_cap)
+    if file.endswith(".toml"):
+        _inspect_plan(Path(file), _given(context), sessions, limit_tokens, as_json)
+        return
+    found = _inspected(asked.open(file), sessions, limit_tokens, cap_ns)
+    if html is not None:
+        _write(html, found)
+    if as_json:
+        click.echo(_json(found.description))
+    else:
+        _show(found)
+    if html is not None:
+        click.echo(f"page: {html}", err=as_json)
+
+
+def _inspected(trace: Trace, sessions: int | None, limits: tuple[int, ...], cap_ns: int) -> Inspected:
+    from infersiege.report.trace_page import Inspected
+    from infersiege.traces.describe import CONTEXT_LIMITS, SAMPLE_SESSIONS, describe_measured
+    from infersiege.traces.measured import measure
+
+    measured = measure(trace, sessions or SAMPLE_SESSIONS)
+    description = describe_measured(
+        trace, measured, context_limits=limits or CONTEXT_LIMITS, delay_cap_ns=cap_ns, wanted=sessions
+    )
+    return Inspected(description=description, measured=measured)
+
+
+_WITH_A_PLAN = frozenset({"file", "sessions", "limits", "as_json"})
+
+
+def _given(context: click.Context) -> list[str]:
+    """Options on the command line that a plan's workloads decide."""
+    return [
+        option.opts[0]
+        for option in context.command.params
+        if option.name is not None
+        and option.name not in _WITH_A_PLAN
+        and context.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+
+
+def _inspect_plan(path: Path, given: list[str], sessions: int | None, limits: tuple[int, ...], as_json: bool) -> None:
+    """Each workload's trace with the plan's own options, context limit and delay cap."""
+    from infersiege.plan.load import load_plan
+    from infersiege.plan.trace import trace_of
+    from infersiege.traces.describe import DELAY_CAP_NS
+
+    if given:
+        raise UsageError(
+            f"{', '.join(given)}: not with a plan, whose workloads say how they are read and played",
+            hint="name the trace instead of the plan",
+        )
+    plan = load_plan(path, (), check_environment=False)
+    rows = []
+    for workload in plan.workloads:
+        own = () if workload.context_limit is None else (workload.context_limit,)
+        cap_ns = DELAY_CAP_NS if workload.delay_cap_ns is None else workload.delay_cap_ns
+        found = _inspected(trace_of(plan, workload), sessions, limits or own, cap_ns)
+        if as_json:
+            rows.append({"scenario": workload.scenario, "trace": found.description})
+        else:
+            click.echo(f"\n{workload.scenario}")
+            _show(found)
+    if as_json:
+        click.echo(_json({"workloads": rows}))
+
+
+def _show(found: Inspected) -> None:
+    from rich.console import Console
+
+    from infersiege.report.trace_table import print_description
+
+    print_description(found.description, Console(highlight=False))
+    for warning in found.description.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _json(value: object) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def _write(path: Path, found: Inspected) -> None:
+    from infersiege.report.trace_page import render
+
+    try:
+        path.write_text(render(found), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path}: can't be written: {error.strerror or error}", hint="name a file in a folder that is there"
+        ) from None
+
+
+def _tokens(text: str) -> int:
+    """`32k` is 32,768. Raises UsageError."""
+    digits, unit = (text[:-1], _UNITS[text[-1].lower()]) if text[-1:].lower() in _UNITS else (text, 1)
+    if not digits.isascii() or not digits.isdigit() or not 0 < int(digits[:12]) * unit <= _MANY:
+        raise UsageError(f"--context-limit {text}: not a number of tokens", hint="write it like 40000 or 32k (32,768)")
+    return int(digits) * unit
+
+
+def _duration_ns(text: str) -> int:
+    from infersiege.plan.values import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--delay-cap {text}: {error}", hint='write it like "60s" or "2m"') from None
