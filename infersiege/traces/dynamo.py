@@ -1,21 +1,278 @@
-"""Dynamo agent traces, JSON Lines of request and tool events."""
+"""NVIDIA Dynamo request and agent traces, JSON Lines of events: `request_end` rows are the requests, others come along.
+
+    {"timestamp": 1, "event": {"event_type": "request_end", "event_time_unix_ms": 2000,
+     "agent_context": {"session_id": "run-1", "trajectory_id": "run-1:main"},
+     "request": {"input_tokens": 96, "output_tokens": 8, "cached_tokens": 64, "request_received_ms": 1000,
+                 "total_time_ms": 900.5}}}
+
+The envelope may be missing. All times are Unix milliseconds. A row without an `agent_context` is a session of its own.
+
+Who belongs together: rows of one `session_id` (older: `workflow_id`), and sessions with a `parent_session_id` belong to
+their parent's. Inside of it each trajectory (`trajectory_id`, older `program_id`, newer the session itself) is a line;
+one with a parent is a branch that starts after the parent's last request before it that had ended, and the parent's
+first later request that starts when it has ended waits for it.
+
+With `request.replay` (block hashes) each request is its hashes, which hold for the whole file. Without, contexts grow
+by lengths: `cached_tokens` say what a shorter request kept of what was held; what a trajectory's first request found
+in the cache is a system message that all of that model share (option `shared_prefix`). A request that was received
+before its trajectory's last answer had ended is a branch of its own, which begins with what it found in the cache.
+
+Facts: docs/observability/request-tracing.md and docs/agents of ai-dynamo/dynamo.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from infersiege.errors import TraceError
+from infersiege.records import BlockText, Session, Turn
+from infersiege.traces.chat import UnsendableError
+from infersiege.traces.growth import Growth
 from infersiege.traces.head import Head
+from infersiege.traces.indexed import IndexedTrace, Placed, want_object
+from infersiege.traces.lines import Line, Request, parts
 from infersiege.traces.options import Option
-from infersiege.traces.source import Source
-from infersiege.traces.trace import ReadOptions, Trace
+from infersiege.traces.source import Row, Source
+from infersiege.traces.trace import ReadOptions, Tally
+from infersiege.traces.values import want_int, want_number
 
 NAME = "dynamo"
 
-OPTIONS: dict[str, Option] = {}
+OPTIONS = {
+    "shared_prefix": Option(
+        default=True,
+        meaning="what a trajectory's first request found in the cache is text that all of that model share",
+    ),
+}
+
+_RUNS = ("session_id", "workflow_id")
+_TRAJECTORIES = ("trajectory_id", "program_id", "session_id")
+_PARENTS = ("parent_trajectory_id", "parent_program_id", "parent_session_id")
+_REQUEST = "request_end"
 
 
 def sniff(head: Head) -> bool:
-    return False
+    row = head.row
+    if not isinstance(row, dict):
+        return False
+    event = row.get("event", row)
+    return isinstance(event, dict) and isinstance(event.get("event_type"), str) and "event_time_unix_ms" in event
 
 
-def read(source: Source, options: ReadOptions) -> Trace:
-    raise TraceError(f"{source.path}: format {NAME!r} is not read yet")
+def read(source: Source, options: ReadOptions) -> IndexedTrace:
+    """Raises TraceError for wrong rows, and for sessions that are each other's parent."""
+    scope = f"{NAME}:{source.sha256()[:16]}"
+
+    def make(rows: Sequence[Placed], tally: Tally) -> Session:
+        return _Reader(rows, tally, options, scope).session()
+
+    trace = IndexedTrace(source, options, format=NAME, make=make, unit_hint="all times are Unix milliseconds")
+    runs = _Runs()
+    rows = list(_sent(source, trace, runs))
+    return trace.read_groups(rows, runs.of)
+
+
+def _sent(source: Source, trace: IndexedTrace, runs: _Runs) -> list[Row]:
+    """All rows but those of tools that belong to no session."""
+    rows = []
+    for row in source.rows():
+        placed = Placed(source.place(row), row.line, source.json(row))
+        event = _event(placed)
+        if event["event_type"] != _REQUEST and _context(event, placed.place) is None:
+            trace.skip("event_of_no_session", (row,))
+            continue
+        runs.see(placed)
+        rows.append(row)
+    return rows
+
+
+class _Runs:
+    """Which session each row belongs to: the one that has no parent."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str] = {}
+
+    def see(self, row: Placed) -> None:
+        context = _context(_event(row), row.place)
+        if context is None:
+            return
+        ident, parent = _first(context, _RUNS), context.get("parent_session_id")
+        if ident is not None and isinstance(parent, str) and parent != ident:
+            self._parents.setdefault(ident, parent)
+
+    def of(self, row: Placed) -> str | None:
+        context = _context(_event(row), row.place)
+        ident = None if context is None else _first(context, _RUNS)
+        if ident is None:
+            return None
+        met = {ident}
+        while (parent := self._parents.get(ident)) is not None:
+            if parent in met:
+                raise TraceError(f"{row.place}: session {ident[:40]!r} is an ancestor of itself")
+            met.add(parent)
+            ident = parent
+        return ident
+
+
+def _event(row: Placed) -> dict[str, Any]:
+    value = want_object(row)
+    event = value.get("event", value)
+    if not isinstance(event, dict) or not isinstance(event.get("event_type"), str):
+        raise TraceError(f"{row.place}: has no event_type", hint="a row is an event, or {timestamp, event}")
+    return event
+
+
+def _context(event: dict[str, Any], place: str) -> dict[str, Any] | None:
+    context = event.get("agent_context")
+    if context is None:
+        return None
+    if not isinstance(context, dict) or _first(context, _RUNS) is None:
+        raise TraceError(f"{place}: agent_context has no session_id")
+    return context
+
+
+def _first(context: dict[str, Any], keys: Sequence[str]) -> str | None:
+    return next((context[key] for key in keys if isinstance(context.get(key), str) and context[key]), None)
+
+
+class _Reader:
+    """The rows of one session."""
+
+    def __init__(self, rows: Sequence[Placed], tally: Tally, options: ReadOptions, scope: str) -> None:
+        self._rows = rows
+        self._tally = tally
+        self._options = options
+        self._scope = scope
+        context = _context(_event(rows[0]), rows[0].place)
+        self._ident = f"line-{rows[0].line}" if context is None else _first(context, _RUNS) or ""
+        self._growths: dict[str, Growth] = {}
+        self._skipped: list[tuple[str, str]] = []
+        self._beside: list[Line] = []
+
+    def session(self) -> Session:
+        """Raises TraceError, and UnsendableError where no row is a request."""
+        lines: dict[str, Line] = {}
+        parents: dict[str, str] = {}
+        found = []
+        for row in self._rows:
+            event = _event(row)
+            if event["event_type"] == _REQUEST:
+                found.append((*self._times(event, row.place), event, row))
+        found.sort(key=lambda one: one[0])  # rows are written when an answer ends
+        for start_ns, end_ns, event, row in found:
+            context = _context(event, row.place) or {}
+            name = _first(context, _TRAJECTORIES) or self._ident
+            parent = _first(context, _PARENTS)
+            if parent is not None and parent != name:
+                parents.setdefault(name, parent)
+            before = lines[name].requests[-1].ended_ns if name in lines else start_ns
+            turn = self._turn(name, event, row, beside=before > start_ns)
+            if turn is None:
+                continue
+            request = Request(turn=turn, start_ns=start_ns, end_ns=end_ns)
+            if before > start_ns:
+                self._beside.append(Line(requests=[request], parent=lines[name]))
+            else:
+                lines.setdefault(name, Line(requests=[])).requests.append(request)
+        if not lines:
+            raise UnsendableError(self._skipped[0][0] if self._skipped else "no_requests")
+        for reason, place in self._skipped:
+            self._tally.skip(reason, place)
+        self._join(lines, parents)
+        turns, branches = parts([*lines.values(), *self._beside])
+        return Session(
+            session_id=self._ident,
+            turns=turns,
+            branches=branches,
+            arrival_ns=min(line.requests[0].start_ns for line in lines.values()),
+            source_line=self._rows[0].line,
+        )
+
+    def _join(self, lines: dict[str, Line], parents: dict[str, str]) -> None:
+        """Set the parents of the lines, past trajectories that asked nothing."""
+        for name, line in lines.items():
+            met, parent = {name}, parents.get(name)
+            while parent is not None and parent not in lines and parent not in met:
+                met.add(parent)
+                parent = parents.get(parent)
+            above = lines.get(parent) if parent is not None else None
+            while above is not None and above is not line:
+                above = above.parent
+            if parent is not None and above is None and parent in lines:
+                line.parent = lines[parent]
+                line.ends_ns = max(request.ended_ns for request in line.requests)
+
+    def _times(self, event: dict[str, Any], place: str) -> tuple[int, int]:
+        """Start and end in ns. Raises TraceError."""
+        request = _request(event, place)
+        took = want_number(request, "total_time_ms", place) if request.get("total_time_ms") is not None else None
+        if request.get("request_received_ms") is not None:
+            start = want_number(request, "request_received_ms", place)
+            end = want_number(event, "event_time_unix_ms", place) if took is None else start + took
+        else:
+            end = want_number(event, "event_time_unix_ms", place)
+            start = end - (took or 0)
+        if end < start or start < 0:
+            raise TraceError(f"{place}: the request ends {start - end:g} ms before it was received")
+        return round(start * 1_000_000), round(end * 1_000_000)
+
+    def _turn(self, name: str, event: dict[str, Any], row: Placed, *, beside: bool) -> Turn | None:
+        request = _request(event, row.place)
+        replay = request.get("replay")
+        if replay is not None and not isinstance(replay, dict):
+            raise TraceError(f"{row.place}: request.replay is no object")
+        total = (
+            want_int(request, "input_tokens", row.place)
+            if replay is None
+            else want_int(replay, "input_length", row.place)
+        )
+        output = 0 if request.get("output_tokens") is None else want_int(request, "output_tokens", row.place)
+        if total == 0 or output == 0:
+            self._skipped.append(("no_input" if total == 0 else "no_output", f"line {row.line}"))
+            return None
+        if replay is not None:
+            return self._hashed(replay, total, output, row)
+        cached = 0 if request.get("cached_tokens") is None else want_int(request, "cached_tokens", row.place)
+        if cached > total:
+            raise TraceError(f"{row.place}: cached_tokens is {cached}, more than the {total} of input_tokens")
+        growth = self._growths.get(name)
+        if growth is None:
+            growth = self._growths[name] = Growth(self._options, f"{self._scope}:{self._ident}:{name}")
+        if beside:
+            return growth.beside(total=total, cached=cached, output=output)
+        shared = f"{self._scope}:{request.get('model')}" if self._options.values["shared_prefix"] else None
+        return growth.request(total=total, cached=cached, output=output, shared_scope=shared)
+
+    def _hashed(self, replay: dict[str, Any], total: int, output: int, row: Placed) -> Turn:
+        block = want_int(replay, "trace_block_size", row.place)
+        hashes = replay.get("input_sequence_hashes")
+        if not isinstance(hashes, list) or not set(map(type, hashes)) <= {int}:
+            raise TraceError(f"{row.place}: input_sequence_hashes is no list of whole numbers")
+        if block == 0 or len(hashes) != -(-total // block):
+            raise TraceError(
+                f"{row.place}: {len(hashes)} input_sequence_hashes for {total} tokens in blocks of {block}"
+            )
+        options = self._options
+        sizes = [options.prompt_tokens(block)] * (len(hashes) - 1)
+        sizes.append(options.prompt_tokens(total - block * (len(hashes) - 1)))
+        asked = options.output_tokens(output)
+        # Hashes are unsigned; ids are what fits into 64 bits with a sign.
+        ids = tuple((value + (1 << 63)) % (1 << 64) - (1 << 63) for value in hashes)
+        return Turn(
+            messages=({"role": "user", "content": ""},),
+            texts=(BlockText(scope=self._scope, ids=ids, tokens=tuple(sizes), language=options.language),),
+            replaces_history=True,
+            asked_prompt_tokens=sum(sizes),
+            asked_output_tokens=asked,
+            answer_text=BlockText(
+                scope=f"{self._scope}/answer", ids=(row.line,), tokens=(asked,), language=options.language
+            ),
+        )
+
+
+def _request(event: dict[str, Any], place: str) -> dict[str, Any]:
+    request = event.get("request")
+    if not isinstance(request, dict):
+        raise TraceError(f"{place}: request is {'missing' if request is None else 'no object'}")
+    return request

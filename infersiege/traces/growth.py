@@ -40,12 +40,6 @@ class Growth:
         """(id, tokens) of rounds that were left out: their text goes before the next one's."""
         self._count = count(1)
 
-    def fork(self) -> Growth:
-        """Another line that begins with all that this one holds; what each adds from now on differs."""
-        other = Growth(self._options, self._scope)
-        other._pieces, other._held, other._sent, other._count = list(self._pieces), self._held, self._sent, self._count
-        return other
-
     @property
     def held(self) -> int:
         """Tokens of the history so far, as recorded, with the last answer; without what waits."""
@@ -119,6 +113,13 @@ class Growth:
             )
         prefix = self._held if total > self._held else min(cached, self._held)
         return self.turn(prefix=prefix, new=total - prefix, output=output, whole=whole)
+
+    def beside(self, *, total: int, cached: int, output: int) -> Turn:
+        """A request that ran beside this line: it begins with as much as was in the cache, and leaves nothing here."""
+        other = Growth(self._options, self._scope)
+        other._pieces, other._held, other._sent, other._count = list(self._pieces), self._held, self._sent, self._count
+        prefix = min(cached, total - 1, self._held)
+        return other.turn(prefix=prefix, new=total - prefix, output=output, whole=True)
 
     def _id(self) -> int:
         return next(self._count)

@@ -5,11 +5,11 @@
        {"event_type": "user_message", "timestamp": "2026-06-01T05:40:20.151Z"},
        {"event_type": "text", "timestamp": "2026-06-01T05:40:24.500Z"}]}
 
-`input_tokens_total` is the whole request; `prefix_tokens` is what the provider's cache held of it, which is at times less
-than what the session had sent before (the cache forgets). So a request that is longer than what the session holds goes
-on from there, and a shorter one is a cut history: `prefix_tokens` of it are the beginning of what was held. What the
-first round found in the cache came from other sessions, so it is a system message that all sessions of one provider and
-model share (option `shared_prefix`).
+`input_tokens_total` is the whole request; `prefix_tokens` is what the provider's cache held of it, at times less than
+what the session had sent before (the cache forgets). So a request that is longer than what the session holds goes on
+from there, and a shorter one is a cut history: `prefix_tokens` of it are the beginning of what was held. What the first
+round found in the cache came from other sessions, so it is a system message that all sessions of one provider and model
+share (option `shared_prefix`).
 
 A round is sent when its last `user_message` or `tool_result` is there, and ends with the last of its other events; a
 delay is from one round's end to the next one's sending, tools included. Rounds without such events follow without one.
