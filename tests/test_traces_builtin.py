@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from infersiege.errors import InternalError, TraceError
-from infersiege.records import BlockText, Turn
+from infersiege.errors import TraceError
+from infersiege.records import Turn
 from infersiege.traces import (
     BUILTINS,
     CHARS_PER_TOKEN,
@@ -24,87 +21,8 @@ from infersiege.traces import (
 )
 from infersiege.traces.normal import check_branches
 
-DOCS = Path(__file__).parents[1] / "docs" / "traces.md"
-
-
-def test_text_is_the_same_for_the_same_seed_scope_and_id():
-    assert Synthesizer(1).block("a", 1, 50) == Synthesizer(1).block("a", 1, 50)
-    others = [
-        Synthesizer(2).block("a", 1, 50),
-        Synthesizer(1).block("b", 1, 50),
-        Synthesizer(1).block("a", 2, 50),
-    ]
-    assert len({text.split()[0] for text in [Synthesizer(1).block("a", 1, 50), *others]}) == 4
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_different_ids_differ_from_the_first_word(language):
-    synthesizer = Synthesizer(7, cache_bytes=0)
-    texts = [synthesizer.block("s", ident, 30, language) for ident in range(20_000)]
-    firsts = {re.split(r"[ ，]", text)[0] for text in texts}
-    assert len(firsts) == len(texts)
-
-
 SYNTHESIZER = Synthesizer(1)
-
-
-@settings(deadline=None)
-@given(
-    ident=st.integers(-(2**62), 2**62),
-    few=st.integers(1, 3000),
-    more=st.integers(0, 60_000),
-    language=st.sampled_from(["en", "zh"]),
-)
-def test_fewer_tokens_of_an_id_are_a_prefix_of_more(ident, few, more, language):
-    """A block that one row fills in part and another in full is still shared as far as it goes."""
-    longer = SYNTHESIZER.block("s", ident, few + more, language)
-    assert longer.startswith(SYNTHESIZER.block("s", ident, few, language))
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("ratio", [0.5, 1.6, 5.4, 8.0])
-def test_length_follows_the_ratio(language, ratio):
-    """From the second word on; the first one takes nine tokens, whatever the ratio is."""
-    synthesizer = Synthesizer(1, chars_per_token={language: ratio})
-    head = synthesizer.block("s", 3, 1, language)
-    for tokens in (9, 10, 100, 4096, 80_000):
-        text = synthesizer.block("s", 3, tokens, language)
-        assert text.startswith(head)
-        assert len(text) - len(head) == round((tokens - 9) * ratio)
-
-
-def test_zero_tokens_are_no_text_and_ids_are_joined():
-    synthesizer = Synthesizer(1)
-    block = BlockText(scope="s", ids=(1, 2, 3), tokens=(5, 0, 9))
-    assert synthesizer.text(block) == synthesizer.block("s", 1, 5) + "\n" + synthesizer.block("s", 3, 9)
-    assert synthesizer.text(BlockText(scope="s", ids=(1,), tokens=(0,))) == ""
-
-
-def test_ratio_must_be_above_zero():
-    with pytest.raises(InternalError, match="chars per token"):
-        Synthesizer(1, chars_per_token={"en": 0.0})
-
-
-def test_cache_is_bounded_and_changes_nothing():
-    small, none = Synthesizer(1, cache_bytes=20_000), Synthesizer(1, cache_bytes=0)
-    for ident in [*range(30), *range(30)]:
-        for language in ("en", "zh"):
-            assert small.block("s", ident, 400, language) == none.block("s", ident, 400, language)
-    assert 0 < small.cached_bytes <= 20_000
-    assert none.cached_bytes == 0
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_text_is_made_at_50_megabytes_per_second(language):
-    """The best of several tries: this machine may be busy, and the bound is a tenth of what it does alone."""
-    synthesizer = Synthesizer(1, cache_bytes=0)
-    synthesizer.block("s", 0, 10, language)
-    best = 0.0
-    for attempt in range(5):
-        begun = time.perf_counter()
-        size = sum(len(synthesizer.block("s", attempt * 10_000 + k, 512, language)) for k in range(4000))
-        best = max(best, size * (3 if language == "zh" else 1) / (time.perf_counter() - begun))
-    assert best > 50e6
+DOCS = Path(__file__).parents[1] / "docs" / "traces.md"
 
 
 def turns_of(name: str, sessions: int = 400, **options: object) -> list[Turn]:

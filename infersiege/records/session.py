@@ -24,6 +24,8 @@ class BlockText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     """Wanted tokens of each id, same length as `ids`."""
     language: str = "en"
     """`en` or `zh`."""
+    shared: bool = False
+    """Other requests hold this text too and are to find it in a cache: it is never made shorter (`traces.text`)."""
     last: bool = False
     """It comes after what its message says itself, not before."""
 
@@ -107,9 +109,20 @@ class TextLengths(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     method: str
     """`tokenizer` (a local one), `endpoint` (the engine's own), `calibrated` (its prompt counts), `ratio` (a guess)."""
     chars_per_token: float
+    """On average, spaces included."""
+    word_tokens: float = 0.0
+    """Without `marks`: tokens of a word however long. Where `letter_tokens` is 0 too, only `chars_per_token` counts."""
+    letter_tokens: float = 0.0
+    """Without `marks`: tokens of each letter beside that."""
+    separator_tokens: float = 0.0
+    """Of the line end between two blocks."""
+    salt_tokens: float = 0.0
+    """Of the salt's line; not of each to the token, since it differs from run to run."""
     request_tokens: float = 0.0
-    """What a request costs beside its text: chat template, salt."""
+    """What the chat template makes of one user message, beside its text."""
+    system_request_tokens: float | None = None
+    """The same where the first message is a system message (templates often have one of their own); None: as above."""
     message_tokens: float = 0.0
     """And each message after the first."""
-    marks: tuple[int, ...] = ()
-    """Tokens of the material up to each mark (`traces.text`); empty: the ratio holds everywhere."""
+    marks: bytes = b""
+    """Counted tokens of every word of the material (`traces.text.marks_of`); empty: they go by `word_tokens`."""

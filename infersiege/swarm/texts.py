@@ -21,7 +21,7 @@ def synthesizers(plan: Plan, text_lengths: Mapping[str, Mapping[str, TextLengths
         lengths = text_lengths.get(channel, {}).get(workload.language)
         key = (channel if lengths else "", workload.language)
         if key not in made:
-            ratio = {workload.language: lengths.chars_per_token} if lengths else None
-            made[key] = Synthesizer(plan.run.seed, chars_per_token=ratio)
+            known = {workload.language: lengths} if lengths else None
+            made[key] = Synthesizer(plan.run.seed, lengths=known)
         found.append(made[key])
     return tuple(found)

@@ -15,7 +15,7 @@ from infersiege.errors import TraceError
 from infersiege.records import BlockText, Branch, Message, Session, Turn
 from infersiege.traces.builtin import SECOND_NS, Draw, Generated
 from infersiege.traces.options import Option, OptionTable
-from infersiege.traces.text import CHARS_PER_TOKEN, Synthesizer
+from infersiege.traces.text import Synthesizer
 from infersiege.traces.trace import ReadOptions
 from infersiege.traces.words import QUESTIONS, TOOL_NAMES, WORDS
 
@@ -238,7 +238,7 @@ def _tool_definitions(tokens: int, options: ReadOptions, agent: int) -> tuple[di
         return ()
     count = max(_MIN_TOOLS, min(len(TOOL_NAMES), tokens // _TOKENS_PER_TOOL))
     each = max(0, tokens // count - _TOOL_FRAME_TOKENS)
-    synthesizer = Synthesizer(options.seed, chars_per_token=CHARS_PER_TOKEN, cache_bytes=0)
+    synthesizer = Synthesizer(options.seed, cache_bytes=0)
     return tuple(
         {
             "type": "function",

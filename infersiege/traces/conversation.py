@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -13,7 +14,7 @@ from infersiege.errors import InternalError
 from infersiege.records import BlockText, Message, Session, Turn
 from infersiege.traces.fitting import Part, clipped, guessed_tokens, tools_tokens
 from infersiege.traces.session_lines import Line, cut, lines_of
-from infersiege.traces.text import Synthesizer
+from infersiege.traces.text import Framing, Synthesizer
 
 _LENGTH_FIELDS = ("max_completion_tokens", "max_tokens")
 _FORMAT_FIELDS = frozenset(
@@ -131,6 +132,7 @@ class Conversation:
         self._over = False
         self._ended: _Ended | None = None
         self._bound: dict[str, str] = {}
+        self._framing = Framing(rules.synthesizer, salted=rules.salt is not None)
 
     @property
     def turns(self) -> int:
@@ -151,6 +153,7 @@ class Conversation:
             return began
         if line.inherits:
             began._history = self._history[: ended.history]
+            began._framing = copy.copy(self._framing)
             if ended.answer is not None:
                 began._take_answer(ended.turn, *ended.answer, first)
                 return began
@@ -269,7 +272,8 @@ class Conversation:
     def _ask(self, turn: Turn) -> None:
         if turn.replaces_history:
             self._history.clear()
-        texts = turn.texts or (None,) * len(turn.messages)
+            self._framing.restart()
+        texts = self._framing.fitted(len(self._history), turn.messages, turn.texts or (None,) * len(turn.messages))
         for message, block in zip(turn.messages, texts, strict=True):
             live_id = self._bound.get(str(message.get("tool_call_id")))
             if message.get("role") == "tool" and live_id is not None:

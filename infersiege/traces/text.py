@@ -1,54 +1,70 @@
-"""Text for what a trace knows only by length and identity: deterministic, fast, different from its first word on."""
+"""Text for what a trace knows only by length and identity: deterministic, fast, as long in tokens as the trace says."""
 
 from __future__ import annotations
 
+import zlib
+from array import array
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-
-import numpy as np
+from typing import NamedTuple
 
 from infersiege.errors import InternalError
-from infersiege.records import BlockText
-from infersiege.traces.words import WORDS
+from infersiege.records import BlockText, Message, TextLengths
+from infersiege.traces.material import HEADS, PIECE_WORDS, POOL_WORDS, Costs, Material, key_of
 
 CHARS_PER_TOKEN = {"en": 5.4, "zh": 1.6}
-"""Characters per token of our text where the engine's own ratio is not known.
+"""Characters per token of our text where nobody knows the engine's own figure.
 
 English: 5.4 measured with the tokenizer of SmolLM2 (49k entries); tokenizers with more entries differ little, since the
-words are common ones. Chinese: typical of tokenizers made for it, others take up to three tokens a character. An
-engine's usage counts give the true ratio, which then goes to `Synthesizer(chars_per_token=...)`."""
+words are common ones. Chinese: typical of tokenizers made for it, others take up to three tokens a character."""
 
-_POOL_CHARS = 1 << 20
-_PIECE_CHARS = 1 << 16
-_SYLLABLES = tuple(c + v for c in "bcdfghjklmnprstvwxz" for v in ("a", "e", "i", "o", "u", "y", "ai"))[:128]
+USUAL_LENGTHS: Mapping[str, TextLengths] = {
+    "en": TextLengths(method="ratio", chars_per_token=CHARS_PER_TOKEN["en"], word_tokens=1.0, separator_tokens=1.0),
+    "zh": TextLengths(method="ratio", chars_per_token=CHARS_PER_TOKEN["zh"], letter_tokens=0.59, separator_tokens=1.0),
+}
+"""Where nothing is known of the engine: a token for each English word and mark, 1.6 Chinese characters a token."""
+
 _SEPARATOR = "\n"
-_HEAD_TOKENS = 9
-"""What the first word takes: no tokenizer knows it, so it is cut into its syllables or characters."""
+_MOST_MARK = 255
+
+
+class _Place(NamedTuple):
+    """Where the text of an id is in the pool, and what it costs."""
+
+    head: list[int]
+    slices: list[tuple[int, int]]
+    """Words (first, end), one after the other."""
+    tokens: float
 
 
 class Synthesizer:
     """Writes the text of a BlockText.
 
-    The same (seed, scope, id, language) gives the same text in every process and on every machine; fewer tokens of an
-    id are a prefix of more of them, so a partly filled block still shares what it holds. Two ids start with different
-    words (56 bits of a hash: a million ids collide with a chance of 1 in 140,000).
+    The same (seed, scope, id, language, lengths) gives the same text in every process and on every machine; fewer
+    tokens of an id are a prefix of more of them, so a partly filled block still shares what it holds. Two ids differ in
+    their first words, 56 bits of a hash: a million ids collide with a chance of 1 in 140,000.
 
-    Material is built once per language; a block is a slice of it from a hashed place, so that it costs a copy and one
-    short hash. `cache_bytes` bounds the text that is kept (least recently used goes first); 0 keeps none.
+    A text is its head and slices of a pool from a hashed place, cut between words where the tokens are nearest to what
+    is wanted. `lengths` say what words cost; each id leaves room for the line end that joins it to the next one.
+    `cache_bytes` bounds the text that is kept (least recently used goes first); 0 keeps none.
     """
 
     def __init__(
-        self, seed: int, *, chars_per_token: dict[str, float] | None = None, cache_bytes: int = 32 << 20
+        self, seed: int, *, lengths: Mapping[str, TextLengths] | None = None, cache_bytes: int = 32 << 20
     ) -> None:
-        self._key = blake2b(str(seed).encode(), digest_size=16).digest()
-        self._ratio = {**CHARS_PER_TOKEN, **(chars_per_token or {})}
-        for language, ratio in self._ratio.items():
-            if not ratio > 0:
-                raise InternalError(f"chars per token of {language!r} is {ratio}, it must be above 0")
-        self._pools: dict[str, tuple[str, list[int]]] = {}
+        """`lengths`: by language; what is missing goes by `USUAL_LENGTHS`. Raises InternalError for impossible ones."""
+        self._key = key_of(seed)
+        self._lengths = {**USUAL_LENGTHS, **(lengths or {})}
+        self.frame = next(iter((lengths or USUAL_LENGTHS).values()))
+        """What requests cost beside their texts: the same in every language."""
+        self._costs: dict[str, tuple[Material, Costs]] = {}
         self._cache: OrderedDict[tuple[str, int, int, str], str] = OrderedDict()
         self._cache_limit = cache_bytes
         self._cached = 0
+        for language, known in self._lengths.items():
+            if not known.chars_per_token > 0:
+                raise InternalError(f"chars per token of {language!r} is {known.chars_per_token}, it must be above 0")
 
     @property
     def cached_bytes(self) -> int:
@@ -60,13 +76,15 @@ class Synthesizer:
         if len(block.ids) == 1:
             return self.block(block.scope, block.ids[0], block.tokens[0], block.language)
         return _SEPARATOR.join(
-            self.block(block.scope, ident, tokens, block.language)
-            for ident, tokens in zip(block.ids, block.tokens, strict=True)
-            if tokens > 0
+            [
+                self.block(block.scope, ident, tokens, block.language)
+                for ident, tokens in zip(block.ids, block.tokens, strict=True)
+                if tokens > 0
+            ]
         )
 
     def block(self, scope: str, ident: int, tokens: int, language: str = "en") -> str:
-        """Text of one id, at least its first word however few tokens are asked for; none for 0 tokens."""
+        """Text of one id, at least its head however few tokens are asked for; none for 0 tokens."""
         if tokens <= 0:
             return ""
         key = (scope, ident, tokens, language)
@@ -74,33 +92,48 @@ class Synthesizer:
         if found is not None:
             self._cache.move_to_end(key)
             return found
-        text = self._make(scope, ident, tokens, language)
+        place = self._place(scope, ident, tokens, language)
+        material = self._costs[language][0]
+        pieces = [material.head.text(place.head)]
+        pieces += [material.slice(first, end) for first, end in place.slices]
+        text = pieces[0] if len(pieces) == 1 else material.head.close.join(pieces[:2])
+        if len(pieces) > 2:
+            text = material.space.join([text, *pieces[2:]])
         self._keep(key, text)
         return text
 
-    def _make(self, scope: str, ident: int, tokens: int, language: str) -> str:
-        digest = blake2b(f"{scope}\0{ident}\0{language}".encode(), digest_size=16, key=self._key).digest()
-        head = _head(digest[:8], language)
-        wanted = round((tokens - _HEAD_TOKENS) * self._ratio[language])
-        if wanted <= 0:
-            return head
-        pool, starts = self._pool(language)
-        place = int.from_bytes(digest[8:], "little")
-        if wanted <= _PIECE_CHARS:
-            start = starts[place % len(starts)]
-            return head + pool[start : start + wanted]
-        pieces = [head]
-        while wanted > 0:
-            start = starts[place % len(starts)]
-            pieces.append(pool[start : start + min(wanted, _PIECE_CHARS)])
-            wanted -= _PIECE_CHARS
-            place = place * 6364136223846793005 + 1442695040888963407 & 0xFFFFFFFFFFFFFFFF  # Knuth's MMIX generator
-        return "".join(pieces)
+    def tokens(self, block: BlockText) -> float:
+        """What the text of a block will hold, by what is known of the tokenizer. All but its last id count as asked."""
+        last = self._place(block.scope, block.ids[-1], block.tokens[-1], block.language)
+        return sum(block.tokens[:-1]) + last.tokens
 
-    def _pool(self, language: str) -> tuple[str, list[int]]:
-        found = self._pools.get(language)
+    def _place(self, scope: str, ident: int, tokens: int, language: str) -> _Place:
+        material, costs = self._known(language)
+        digest = blake2b(f"{scope}\0{ident}\0{language}".encode(), digest_size=16, key=self._key).digest()
+        head = material.head.numbers(digest[:8])
+        held = costs.of_head(head)
+        left = tokens - self._lengths[language].separator_tokens - held
+        place = int.from_bytes(digest[8:], "little")
+        slices: list[tuple[int, int]] = []
+        while left > 0:
+            first = place % (POOL_WORDS - PIECE_WORDS)
+            end = costs.nearest(first, left)
+            if end == first:
+                break
+            slices.append((first, end))
+            taken = costs.before[end] - costs.before[first]
+            held += taken
+            if end < first + PIECE_WORDS:
+                break
+            left -= taken
+            place = place * 6364136223846793005 + 1442695040888963407 & 0xFFFFFFFFFFFFFFFF  # Knuth's MMIX generator
+        return _Place(head, slices, held)
+
+    def _known(self, language: str) -> tuple[Material, Costs]:
+        found = self._costs.get(language)
         if found is None:
-            found = self._pools[language] = _material(self._key, language)
+            material = Material(self._key, language)
+            found = self._costs[language] = material, costs_of(material, self._lengths[language])
         return found
 
     def _keep(self, key: tuple[str, int, int, str], text: str) -> None:
@@ -114,39 +147,99 @@ class Synthesizer:
             self._cached -= len(old) * (1 if old.isascii() else 2)
 
 
-def _head(digest: bytes, language: str) -> str:
-    """The first word: eight syllables (or characters) of seven bits each."""
-    number = int.from_bytes(digest, "little")
-    alphabet = _SYLLABLES if language == "en" else _CHARACTERS
-    word = "".join(alphabet[number >> 7 * place & 127] for place in range(8))
-    return word.capitalize() + " " if language == "en" else word + "，"
+def costs_of(material: Material, lengths: TextLengths) -> Costs:
+    """What the words of a material cost: as they were counted, else by how long they are.
 
-
-def _material(key: bytes, language: str) -> tuple[str, list[int]]:
-    """A pool of sentences and the places where a word starts, each with a whole piece of text after it.
-
-    Raw output of PCG64 is used, not numpy's distributions: those may change between releases of numpy.
+    Raises InternalError for marks of another material.
     """
-    words = WORDS[language]
-    source = np.random.PCG64(int.from_bytes(key, "little"))
-    picks = source.random_raw(_POOL_CHARS // 2)
-    space, stop, comma = (" ", ". ", ", ") if language == "en" else ("", "。", "，")
-    pieces: list[str] = []
-    starts: list[int] = []
-    at = left = 0
-    for pick in picks.tolist():
-        word = words[(pick >> 16) % len(words)]
-        if left == 0:
-            left = 6 + (pick & 7)
-            word = word.capitalize()
-        left -= 1
-        word += stop if left == 0 else comma if pick & 0xF00 == 0 else space
-        starts.append(at)
-        pieces.append(word)
-        at += len(word)
-        if at >= _POOL_CHARS:
-            break
-    return "".join(pieces), [start for start in starts if start + _PIECE_CHARS <= at]
+    items = material.head.items
+    if lengths.marks:
+        counted = zlib.decompress(lengths.marks)
+        if len(counted) != 2 * len(items) + POOL_WORDS:
+            raise InternalError(f"{len(counted)} token counts are not those of this text")
+        first, later, words = counted[: len(items)], counted[len(items) : 2 * len(items)], counted[2 * len(items) :]
+        return Costs(material, array("d", list(words)), list(map(float, first)), list(map(float, later)))
+    per_word, per_letter, mark = lengths.word_tokens, lengths.letter_tokens, 1.0
+    if not per_word and not per_letter:
+        per_letter = mark = 1 / lengths.chars_per_token
+        per_word = len(material.space) * per_letter
+    sizes = (end - start for start, end in zip(material.starts, material.ends, strict=True))
+    words_ = array(
+        "d",
+        (
+            per_word + per_letter * (size - marked) + mark * marked
+            for size, marked in zip(sizes, material.marked, strict=True)
+        ),
+    )
+    heads = [per_word + per_letter * len(item) for item in items]
+    return Costs(material, words_, heads, heads)
 
 
-_CHARACTERS = tuple(dict.fromkeys("".join(WORDS["zh"])))[:128]
+def marks_of(first: Sequence[int], later: Sequence[int], words: Sequence[int]) -> bytes:
+    """`TextLengths.marks` of counted tokens: of the head's items at a text's start and after a space, of the pool's."""
+    return zlib.compress(bytes([min(count, _MOST_MARK) for count in (*first, *later, *words)]), 9)
+
+
+class Framing:
+    """What one session's requests cost beside their texts (chat template, salt), taken out of texts that are its own.
+
+    So a request's prompt holds as many tokens as the trace says. Texts that other requests share are not touched: only
+    the last text of a turn is made shorter, and only where it is one id that no other request has, or ends in a block
+    that is partly filled. What finds no room is taken out of a later turn's text.
+    """
+
+    def __init__(self, synthesizer: Synthesizer, *, salted: bool) -> None:
+        self._synthesizer = synthesizer
+        self._salted = salted
+        self._counted = 0
+        self._over = 0.0
+
+    def restart(self) -> None:
+        """The next turn's messages are the whole request."""
+        self._counted, self._over = 0, 0.0
+
+    def fitted(
+        self, held: int, messages: Sequence[Message], texts: Sequence[BlockText | None]
+    ) -> list[BlockText | None]:
+        """The texts of a turn's new messages, of which `held` stand before them in the request."""
+        found = list(texts)
+        self._over += self._frame(held, messages)
+        last = next((at for at in range(len(found) - 1, -1, -1) if found[at] is not None), None)
+        for at, block in enumerate(found):
+            if block is None or not block.ids:
+                continue
+            wanted = sum(block.tokens)
+            if at == last and wanted and _is_own(block):
+                # No line end follows the last id.
+                tokens = max(1, round(block.tokens[-1] - self._over + self._synthesizer.frame.separator_tokens))
+                found[at] = block = BlockText(
+                    scope=block.scope,
+                    ids=block.ids,
+                    tokens=(*block.tokens[:-1], tokens),
+                    language=block.language,
+                    shared=block.shared,
+                )
+            self._over += (self._synthesizer.tokens(block) if wanted else 0.0) - wanted
+        return found
+
+    def _frame(self, held: int, messages: Sequence[Message]) -> float:
+        frame = self._synthesizer.frame
+        count = held + len(messages)
+        if self._counted:
+            cost = frame.message_tokens * (count - self._counted)
+        else:
+            begun_by_system = held == 0 and bool(messages) and messages[0].get("role") == "system"
+            cost = frame.request_tokens
+            if begun_by_system and frame.system_request_tokens is not None:
+                cost = frame.system_request_tokens
+            cost += frame.message_tokens * max(0, count - 1) + (frame.salt_tokens if self._salted else 0.0)
+        self._counted = count
+        return cost
+
+
+def _is_own(block: BlockText) -> bool:
+    """Whether no other request needs the end of this text."""
+    return not block.shared and (len(block.ids) == 1 or block.tokens[-1] < block.tokens[0])
+
+
+__all__ = ["CHARS_PER_TOKEN", "HEADS", "USUAL_LENGTHS", "Framing", "Synthesizer", "costs_of", "marks_of"]
