@@ -98,7 +98,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ledger = self.ledger
         assert ledger.planned_turns == sum(s.turns for s in self.taken)
         assert ledger.closed_turns == len(self.expected) == len(self.heard) == self.spool.rows_written
-        assert set(ledger.open) == {s.session_id for s in self.taken if s.next_turn < s.turns}
+        assert set(ledger.open) == {s.key for s in self.taken if s.next_turn < s.turns}
         still_open = sum(s.turns - s.next_turn for s in ledger.open.values())
         assert ledger.planned_turns == ledger.closed_turns + still_open
         assert sum(ledger.sessions_taken.values()) == len(self.taken)

@@ -94,7 +94,10 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A session in play, so that the master can write its records if the worker dies."""
+    """A line of a session in play, so that the master can write its records if the worker dies.
+
+    A session without branches is one line.
+    """
 
     session_id: str
     scenario: str
@@ -102,12 +105,17 @@ class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     channel: str
     turns: int
+    """Of the line."""
     turn: int
-    """The turn in flight or next."""
+    """The turn in flight or next, by its number in the session."""
     started: bool
     due_ns: int
     routed_by: str | None = None
     """The hybrid channel that chose `channel`."""
+    first_turn: int = 0
+    """Number of the line's first turn in the session; 0 is the main line's."""
+    after: int | None = None
+    """A branch: the turn after whose end it comes; None: it starts with the session."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

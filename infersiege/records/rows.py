@@ -35,8 +35,12 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     session_id: str
     turn: int
-    """0-based place in the session."""
+    """Its number in the session, from 0: those of the main line, then those of each branch."""
     parent_turn: int | None
+    """The turn after whose end it comes: the one before it in its line, or the one that a branch starts after.
+
+    None: it begins the session, or a branch that starts with it.
+    """
     scenario: str
     stage: str
     phase: Phase
@@ -109,7 +113,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Oddities that do not fail a turn: no_done, unterminated_event, burst, length, usage_missing …
 
     Of turns with several attempts: retried, failed_over, after_ERRORCLASS (of the first attempt), retry_cut (the load
-    ended before the next one). Of a session that a hybrid channel sent elsewhere than its last turn: moved.
+    ended before the next one). Of a session that a hybrid channel sent elsewhere than its last turn: moved. Of a
+    prompt that was cut to the model's context: clipped.
     """
     http_status: int | None = None
     retry_after_ns: int | None = None

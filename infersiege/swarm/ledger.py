@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from infersiege.records import OpenTurn, Outcome, Phase, Reason, TurnRecord
 from infersiege.swarm.spool import JournalLine
+from infersiege.traces.session_lines import Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +23,46 @@ class ChannelLabels:
     model: str
 
 
+LineKey: TypeAlias = tuple[str, int]
+"""A line of a session in play: session id, number of its first turn."""
+
+
 @dataclass(slots=True)
 class OpenSession:
-    """A session that was taken and is not over."""
+    """A session that was taken and is not over; of one with branches, one of its lines."""
 
     session_id: str
     scenario: str
     stage: str
     channel: ChannelLabels
     turns: int
+    """Of this line."""
     due_ns: int
     """Epoch ns. Of the turn in flight or next; of a turn that never came: of the last one known."""
-    next_turn: int = 0
-    """First turn that has no record yet."""
+    first_turn: int = 0
+    """Number of its first turn in the session; 0 is the main line's."""
+    after: int | None = None
+    """A branch: the turn after whose end it comes; None: it starts with the session."""
+    next_turn: int = -1
+    """First turn that has no record yet; -1: the line's first."""
     started: bool = False
     """next_turn is on its way."""
     attempt_ns: int | None = None
     """Since when (epoch ns), if it is."""
     routed_by: str | None = None
     """The hybrid channel that chose `channel`, and may choose another one for the next turn."""
+
+    def __post_init__(self) -> None:
+        self.next_turn = max(self.next_turn, self.first_turn)
+
+    @property
+    def key(self) -> LineKey:
+        return self.session_id, self.first_turn
+
+    @property
+    def end(self) -> int:
+        """Number of its last turn, and one."""
+        return self.first_turn + self.turns
 
     def open_turn(self, phase: Phase) -> OpenTurn:
         return OpenTurn(
@@ -50,11 +72,20 @@ class OpenSession:
             phase=phase,
             channel=self.channel.name,
             turns=self.turns,
+            first_turn=self.first_turn,
+            after=self.after,
             turn=self.next_turn,
             started=self.started,
             due_ns=self.due_ns,
             routed_by=self.routed_by,
         )
+
+
+def opened_lines(lines: Sequence[Line], **common: Any) -> tuple[OpenSession, ...]:
+    """A session's lines for the ledger. `common`: what all of them share."""
+    return tuple(
+        OpenSession(turns=len(line.turns), first_turn=line.first_turn, after=line.after, **common) for line in lines
+    )
 
 
 def workload_key(scenario: str, channel: str) -> str:
@@ -97,29 +128,40 @@ class Ledger:
     phase_of: Callable[[int], Phase]
     """Phase of an epoch instant."""
     listeners: list[Callable[[TurnRecord], None]] = field(default_factory=list)
-    open: dict[str, OpenSession] = field(default_factory=dict)
+    open: dict[LineKey, OpenSession] = field(default_factory=dict)
+    """Lines that are not over."""
     sessions_taken: dict[str, int] = field(default_factory=dict)
-    """By `workload_key`."""
+    """By `workload_key`; a session with branches is one."""
+    changes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By `workload_key`: how much is not played as the trace has it, by the fields of `records.TraceChanges`."""
     planned_turns: int = 0
     started_turns: int = 0
     closed_turns: int = 0
 
-    def take(self, session: OpenSession) -> None:
-        """From here on every turn of the session will have a record."""
-        self.open[session.session_id] = session
-        self.planned_turns += session.turns
+    @property
+    def open_sessions(self) -> int:
+        """Sessions that are not over, each once."""
+        return len({session_id for session_id, _ in self.open})
+
+    def take(self, session: OpenSession, *branches: OpenSession) -> None:
+        """From here on every turn of the session, which is its main line and these branches, will have a record."""
+        for line in (session, *branches):
+            self.open[line.key] = line
+            self.planned_turns += line.turns
         key = workload_key(session.scenario, session.routed_by or session.channel.name)
         self.sessions_taken[key] = self.sessions_taken.get(key, 0) + 1
-        taken = session.open_turn(self.phase_of(session.due_ns))
-        self.spool.journal(JournalLine(session_id=session.session_id, taken=taken))
+        taken, *beside = (line.open_turn(self.phase_of(line.due_ns)) for line in (session, *branches))
+        # In one line: half a session in the journal of a killed worker would be half forgotten.
+        self.spool.journal(JournalLine(session_id=session.session_id, taken=taken, branches=tuple(beside)))
 
     def start(self, session: OpenSession, request_id: str, attempt_ns: int) -> None:
-        """The next turn is about to be sent."""
+        """The next turn of a line is about to be sent."""
         session.started, session.attempt_ns = True, attempt_ns
         self.started_turns += 1
         self.spool.journal(
             JournalLine(
                 session_id=session.session_id,
+                first_turn=session.first_turn,
                 started=session.next_turn,
                 request_id=request_id,
                 due_ns=session.due_ns,
@@ -129,7 +171,7 @@ class Ledger:
         )
 
     def close(self, session: OpenSession, record: TurnRecord) -> None:
-        """Write the record of the next turn; after the last one the session is over.
+        """Write the record of a line's next turn; after the last one the line is over.
 
         A turn that has its record (`skip_all` was faster than its greenlet) gets no second one.
         """
@@ -139,15 +181,22 @@ class Ledger:
         self.closed_turns += 1
         session.next_turn += 1
         session.started, session.attempt_ns = False, None
-        if session.next_turn >= session.turns:
-            self.open.pop(session.session_id, None)
+        if session.next_turn >= session.end:
+            self.open.pop(session.key, None)
         for listener in self.listeners:
             listener(record)
 
     def skip_rest(self, session: OpenSession, reason: Reason, detail: str | None = None) -> None:
-        """Write `skipped` for every turn that has no record; does nothing for a session that is over."""
-        while session.next_turn < session.turns:
+        """Write `skipped` for every turn of a line that has no record; does nothing for one that is over."""
+        while session.next_turn < session.end:
             self.close(session, self._unsent(session, reason, detail))
+
+    def changed(self, session: OpenSession, counts: Mapping[str, int]) -> None:
+        """Turns of a session are not played as the trace has them: add to the `changes` of its workload."""
+        key = workload_key(session.scenario, session.routed_by or session.channel.name)
+        counted = self.changes.setdefault(key, {})
+        for name, count in counts.items():
+            counted[name] = counted.get(name, 0) + count
 
     def skip_all(self, reason: Reason) -> None:
         """The last net: sessions whose greenlet never got to write its own."""
@@ -189,7 +238,7 @@ def unsent_record(
         epoch=epoch,
         session_id=opened.session_id,
         turn=turn,
-        parent_turn=turn - 1 if turn else None,
+        parent_turn=turn - 1 if turn > opened.first_turn else opened.after,
         scenario=opened.scenario,
         stage=opened.stage,
         phase=opened.phase,

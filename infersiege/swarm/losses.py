@@ -13,7 +13,7 @@ from infersiege.errors import InfersiegeError
 from infersiege.records import OpenTurn, Outcome, Reason, TurnRecord
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
-from infersiege.swarm.ledger import ChannelLabels, unsent_record, workload_key
+from infersiege.swarm.ledger import ChannelLabels, LineKey, unsent_record, workload_key
 from infersiege.swarm.spool import leftover_segments, read_journal, remove_spool
 from infersiege.swarm.versions import boot_id
 
@@ -42,30 +42,34 @@ class LossAccount:
         """Bring home what lies in the worker's spool, then give every open turn its record.
 
         On the master's own host the spool tells exactly; otherwise the last report does (at most a second old).
-        `orphans`: first turns of sessions that were this worker's to play; those that it took are left out.
+        `orphans`: first turns of the lines of sessions that were this worker's to play; those it took are left out.
         """
         spool = self._local_spool(worker)
         before = self._intake.rows_of.get(worker.name, 0)
-        sessions: dict[str, OpenTurn] = {}
-        started: dict[str, int] = {}
+        lines: dict[LineKey, OpenTurn] = {}
+        started: dict[LineKey, int] = {}
         if spool is not None:
-            for sequence, lines in leftover_segments(spool):
-                self._intake.take_leftover(worker.name, sequence, lines)
+            for sequence, segment in leftover_segments(spool):
+                self._intake.take_leftover(worker.name, sequence, segment)
             for line in read_journal(spool):
                 if line.taken is not None:
-                    sessions[line.session_id] = line.taken
+                    lines |= {(opened.session_id, opened.first_turn): opened for opened in (line.taken, *line.branches)}
+                key = (line.session_id, line.first_turn)
                 if line.started is not None:
-                    started[line.session_id] = line.started
-                if line.channel is not None and line.session_id in sessions:
-                    sessions[line.session_id] = msgspec.structs.replace(sessions[line.session_id], channel=line.channel)
+                    started[key] = line.started
+                if line.channel is not None and key in lines:
+                    lines[key] = msgspec.structs.replace(lines[key], channel=line.channel)
         elif worker.report is not None:
             for opened in worker.report.open_turns:
-                sessions[opened.session_id] = opened
-                started[opened.session_id] = opened.turn if opened.started else opened.turn - 1
+                key = (opened.session_id, opened.first_turn)
+                lines[key] = opened
+                started[key] = opened.turn if opened.started else opened.turn - 1
         recovered = self._intake.rows_of.get(worker.name, 0) - before
         closed = self._intake.closed_turns(worker.name)
-        rows = list(self._open_rows(worker, sessions, started, closed))
-        rows += self._orphan_rows(worker, (orphan for orphan in orphans if orphan.session_id not in sessions), closed)
+        rows = list(self._open_rows(worker, lines, started, closed))
+        missing = (orphan for orphan in orphans if (orphan.session_id, orphan.first_turn) not in lines)
+        began = {session_id for session_id, _ in closed} | {session_id for session_id, _ in lines}
+        rows += self._orphan_rows(worker, missing, closed, began)
         lost = sum(row.outcome is Outcome.LOST for row in rows)
         # What it said that it had planned stands against what is here: a record that never came is then missed, unless
         # the session is among the orphans.
@@ -73,6 +77,7 @@ class LossAccount:
         self._intake.write(rows)
         if spool is not None and self._intake.disk_error is None:
             remove_spool(spool)
+        sessions = {opened.session_id: opened for opened in lines.values()}
         taken = Counter(
             workload_key(opened.scenario, opened.routed_by or opened.channel) for opened in sessions.values()
         )
@@ -92,26 +97,27 @@ class LossAccount:
     def _open_rows(
         self,
         worker: WorkerState,
-        sessions: dict[str, OpenTurn],
-        started: dict[str, int],
+        lines: dict[LineKey, OpenTurn],
+        started: dict[LineKey, int],
         closed: set[tuple[str, int]],
     ) -> Iterator[TurnRecord]:
         """Turns without a record. What was sent is lost, also where its record existed and did not come home."""
-        for session_id, opened in sessions.items():
-            for turn in range(opened.turns):
-                if (session_id, turn) in closed:
+        for key, opened in lines.items():
+            for turn in _numbers(opened):
+                if (opened.session_id, turn) in closed:
                     continue
-                sent = turn <= started.get(session_id, -1)
+                sent = turn <= started.get(key, -1)
                 yield self._row(worker, opened, turn, Outcome.LOST if sent else Outcome.SKIPPED)
 
     def _orphan_rows(
-        self, worker: WorkerState, orphans: Iterable[OpenTurn], closed: set[tuple[str, int]]
+        self, worker: WorkerState, orphans: Iterable[OpenTurn], closed: set[tuple[str, int]], began: set[str]
     ) -> Iterator[TurnRecord]:
-        """Sessions that nobody plays; of one that was over at the last report, the records that did not come home."""
-        began = {session_id for session_id, _ in closed}
+        """Lines of sessions that nobody plays; of one that was over at the last report, the records that did not come
+        home.
+        """
         for orphan in orphans:
             outcome = Outcome.LOST if orphan.session_id in began else Outcome.SKIPPED
-            for turn in range(orphan.turns):
+            for turn in _numbers(orphan):
                 if (orphan.session_id, turn) not in closed:
                     yield self._row(worker, orphan, turn, outcome)
 
@@ -126,6 +132,11 @@ class LossAccount:
             reason=Reason.WORKER_LOST,
             turn=turn,
         )
+
+
+def _numbers(line: OpenTurn) -> range:
+    """Numbers of a line's turns in its session."""
+    return range(line.first_turn, line.first_turn + line.turns)
 
 
 def describe(worker: WorkerState, loss: Loss | InfersiegeError) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
 from infersiege.channels.routing import back_off_ns, fails_over, is_refused, jitter_of
 from infersiege.cost import earlier_attempt
 from infersiege.records import EarlierAttempt, Outcome, Reason, TurnRecord
+from infersiege.swarm.branches import Lend, LineInPlay, PreparedSession, SessionInPlay
 from infersiege.swarm.budget import Purse
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import OpenSession, request_id_of
@@ -20,19 +22,6 @@ from infersiege.traces.conversation import Conversation, PreparedTurn
 from infersiege.wire.exchange import Request
 
 log = logging.getLogger("infersiege.swarm.player")
-
-
-@dataclass(slots=True)
-class PreparedSession:
-    """A session ready to be played: its text is made on demand, its place in the ledger is not taken yet."""
-
-    opened: OpenSession
-    conversation: Conversation
-    way: Way
-    context_limit: int | None
-    """Most tokens of prompt and output that the model takes; None: no limit is known."""
-    not_before_ns: int = 0
-    """A late arrival is held until then (monotonic), so that what was missed does not come as a burst."""
 
 
 class Tries:
@@ -79,6 +68,19 @@ class Tries:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LineWork:
+    """What is needed to play one line of a session."""
+
+    session: PreparedSession
+    play: SessionInPlay
+    line: LineInPlay
+    conversation: Conversation
+    way: Way
+    clients: Clients
+    lend: Lend
+
+
 class SessionPlayer:
     """Plays prepared sessions on this worker."""
 
@@ -92,62 +94,99 @@ class SessionPlayer:
         self._control = control
         self._offset_ns = offset_ns
 
-    def play(self, session: PreparedSession, clients: Clients, due_ns: int) -> TurnRecord | None:
-        """Play one session to its end; returns the last turn that was sent. `due_ns`: its first turn's (monotonic).
+    def play(self, session: PreparedSession, clients: Clients, due_ns: int, lend: Lend) -> TurnRecord | None:
+        """Play one session to its end; returns the last turn of its main line that was sent.
 
-        Every turn has its record when this returns or raises; a fault of ours is one too, and does not spread.
+        `due_ns`: its first turn's (monotonic). `lend`: connections for its branches, which are played beside the main
+        line. Every turn has its record when this returns, and when it raises, a moment later at most, since branches
+        that run write their own; a fault of ours is one too, and does not spread.
         """
-        opened = session.opened
-        ledger = self._turns.ledger
+        play = SessionInPlay(session, self._turns.ledger)
+        work = LineWork(session, play, play.main, session.conversation, session.way, clients, lend)
         try:
-            return self._play_turns(session, clients, due_ns)
-        except Exception as error:
-            log.exception("session %s", opened.session_id)
-            ledger.skip_rest(opened, Reason.INTERNAL, f"{type(error).__name__}: {error}"[:300])
-            return None
+            self._start_branches(work, None, due_ns)
+            last = self._play_line(work, due_ns)
+            play.wait()
+            return last
         finally:
             # Nothing here may yield: the greenlet may be on its way out.
-            ledger.skip_rest(opened, self._control.reason)
+            play.stop(self._control.reason)
 
-    def _play_turns(self, session: PreparedSession, clients: Clients, due_ns: int) -> TurnRecord | None:
+    def _play_line(self, work: LineWork, due_ns: int) -> TurnRecord | None:
+        line, play = work.line, work.play
+        line.started = line.running = True
+        try:
+            return self._play_turns(work, due_ns)
+        except Exception as error:
+            log.exception("session %s", line.opened.session_id)
+            play.end(line, Reason.INTERNAL, f"{type(error).__name__}: {error}"[:300])
+            return None
+        finally:
+            # Nothing here may yield, as above.
+            play.end(line, self._control.reason)
+            line.running = False
+
+    def _play_turns(self, work: LineWork, due_ns: int) -> TurnRecord | None:
+        """`due_ns`: of a first turn without a delay (monotonic)."""
         last: TurnRecord | None = None
-        opened, conversation = session.opened, session.conversation
-        ledger = self._turns.ledger
+        line, play, conversation, way = work.line, work.play, work.conversation, work.way
         while (turn := conversation.next_turn()) is not None:
-            if turn.index:
-                due_ns += turn.delay_ns
-            opened.due_ns = due_ns + self._offset_ns
-            if _too_long(turn, session.context_limit):
-                ledger.skip_rest(opened, Reason.TOO_LONG)
+            if turn.too_long:
+                play.note(line, "too_long", line.opened.end - turn.index)
+                play.end(line, Reason.TOO_LONG)
                 return last
             # Built before it is due: writing 100 KB of JSON must not make it late.
-            likely = session.way.likely
-            early = {likely: session.way.request(likely, turn, self._request_id(opened, turn))}
-            if not self._control.wait_until(max(due_ns, session.not_before_ns)):
+            early = {way.likely: way.request(way.likely, turn, self._request_id(line.opened, turn))}
+            due_ns = max(due_ns, play.join(turn.index) or due_ns) + turn.delay_ns
+            play.due(line, due_ns + self._offset_ns)
+            if not self._control.wait_until(max(due_ns, work.session.not_before_ns)):
                 return last
-            leg = self._next_leg(session.way)
+            leg = self._next_leg(way)
             if leg is None:
                 return last
-            played, record = self._play_turn(session, turn, leg, clients, early)
-            due_ns = played.ended_ns
-            last = record
+            if turn.delay_cut_ns:
+                play.note(line, "capped", 1, {"capped_ns": turn.delay_cut_ns})
+            if turn.clipped_tokens:
+                play.note(line, "clipped", 1)
+            played, last = self._play_turn(work, turn, leg, early)
+            due_ns = line.ended_ns = played.ended_ns
             if last.outcome is Outcome.CANCELLED:
                 return last
+            goes_on = True
             if last.outcome is Outcome.OK and played.decoded is not None:
                 conversation.answered(played.decoded.text, list(played.decoded.tool_calls))
-            elif not conversation.failed():
-                ledger.skip_rest(opened, Reason.AFTER_FAILURE)
+            else:
+                goes_on = conversation.failed()
+            self._start_branches(work, turn.index, due_ns)
+            if not goes_on:
+                play.end(line, Reason.AFTER_FAILURE)
                 return last
         return last
 
+    def _start_branches(self, work: LineWork, turn: int | None, ended_ns: int) -> None:
+        """Start what begins with the end of a turn (monotonic), or with the session (None)."""
+        for line in work.play.starting(turn):
+            conversation = work.conversation.branch(line.line)
+            if conversation is None:
+                work.play.end(line, Reason.AFTER_FAILURE)
+                continue
+            work.play.spawn(line, partial(self._play_branch, work, line, conversation, ended_ns))
+
+    def _play_branch(self, parent: LineWork, line: LineInPlay, conversation: Conversation, ended_ns: int) -> None:
+        with parent.lend() as clients:
+            # It goes on where its parent was served, and elsewhere by itself; what servers gave the session is shared.
+            way = replace(parent.way)
+            work = replace(parent, line=line, conversation=conversation, way=way, clients=clients)
+            self._play_line(work, ended_ns)
+
     def _play_turn(
-        self, session: PreparedSession, turn: PreparedTurn, leg: Leg, clients: Clients, early: dict[Route, Request]
+        self, work: LineWork, turn: PreparedTurn, leg: Leg, early: dict[Route, Request]
     ) -> tuple[Played, TurnRecord]:
         """Send a turn, again and elsewhere as its channel says. (last attempt, the turn's record, which is closed).
 
         `early`: the request that was built before the turn was due, by the route that it is for.
         """
-        opened, way, ledger = session.opened, session.way, self._turns.ledger
+        opened, way, ledger = work.line.opened, work.way, self._turns.ledger
         tries, record = Tries(), None
         opened.channel = leg.route.labels
         ledger.start(opened, self._request_id(opened, turn), time.monotonic_ns() + self._offset_ns)
@@ -158,7 +197,13 @@ class SessionPlayer:
                 request = early.get(route) or way.request(route, turn, self._request_id(opened, turn))
                 early = {}  # A refusal may bring a cookie, too.
                 played = self._turns.attempt(
-                    opened, turn, leg, request, clients.of(route), way.kept(route), reason=lambda: self._control.reason
+                    opened,
+                    turn,
+                    leg,
+                    request,
+                    work.clients.of(route),
+                    way.kept(route),
+                    reason=lambda: self._control.reason,
                 )
                 tries.add(played.record)
                 self._purse.paid(played.record)
@@ -213,10 +258,3 @@ class SessionPlayer:
 
     def _request_id(self, opened: OpenSession, turn: PreparedTurn) -> str:
         return request_id_of(self._turns.ledger.run_id, opened.session_id, turn.index)
-
-
-def _too_long(turn: PreparedTurn, context_limit: int | None) -> bool:
-    """Prompt and output together are over the limit, as far as the trace tells the prompt's length."""
-    if context_limit is None or turn.asked_prompt_tokens is None:
-        return False
-    return turn.asked_prompt_tokens + turn.max_tokens > context_limit

@@ -289,18 +289,21 @@ class Campaign:
             workload = plan.workloads[ticket.workload]
             session_id, conversation = source.named_conversation(ticket)
             channel, routed_by = source.channel_of(ticket)
-            yield OpenTurn(
-                session_id=session_id,
-                scenario=workload.scenario,
-                stage=STAGE,
-                phase=timeline.phase_of(due_ns),
-                channel=channel,
-                routed_by=routed_by,
-                turns=conversation.turns,
-                turn=0,
-                started=False,
-                due_ns=due_ns + self._terms.offset_ns,
-            )
+            for line in conversation.lines:
+                yield OpenTurn(
+                    session_id=session_id,
+                    scenario=workload.scenario,
+                    stage=STAGE,
+                    phase=timeline.phase_of(due_ns),
+                    channel=channel,
+                    routed_by=routed_by,
+                    turns=len(line.turns),
+                    first_turn=line.first_turn,
+                    after=line.after,
+                    turn=line.first_turn,
+                    started=False,
+                    due_ns=due_ns + self._terms.offset_ns,
+                )
 
     def _conclude(self, result: MasterResult, *, gated: bool) -> RunResult:
         """Facts, summary and report; where the run's own disk takes no more, in a directory elsewhere."""

@@ -8,8 +8,8 @@ from locust import User, task
 from locust.exception import StopUser
 
 if TYPE_CHECKING:
+    from infersiege.swarm.branches import PreparedSession
     from infersiege.swarm.engine import SiegeEnvironment
-    from infersiege.swarm.player import PreparedSession
     from infersiege.swarm.share import WorkerShare
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from infersiege.gate import request_limits
@@ -13,10 +14,11 @@ from infersiege.metrics.windows import windows
 from infersiege.plan.schema import Plan
 from infersiege.records import Assignment, ErrorClass, OpenTurn, Reason, TurnRecord, WindowRow
 from infersiege.schedule import Pacer, Ticket, ramp_offsets, users_share
+from infersiege.swarm.branches import PreparedSession
 from infersiege.swarm.budget import Purse, limits_of
 from infersiege.swarm.control import RunControl
-from infersiege.swarm.ledger import Ledger, OpenSession
-from infersiege.swarm.player import PreparedSession, SessionPlayer
+from infersiege.swarm.ledger import Ledger, opened_lines
+from infersiege.swarm.player import SessionPlayer
 from infersiege.swarm.routes import ClientPool, Clients, Route, Routes
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import Spool
@@ -151,19 +153,23 @@ class WorkerShare:
             if not self._control.wait_until(due_ns - EARLY_NS) and due_ns > time.monotonic_ns():
                 return  # It is not due any more; those that were have their records, by the branch below.
             prepared = self.prepare(ticket, due_ns)
-            self.ledger.take(prepared.opened)
+            self.ledger.take(*prepared.lines)
             if self._control.closing.is_set():
-                self.ledger.skip_rest(prepared.opened, self._control.reason)
+                self._skip(prepared, self._control.reason)
                 continue
             send_ns = pacer.send_at(due_ns, time.monotonic_ns())
             reason = Reason.LATE_DROPPED if send_ns is None else self._hold(send_ns, cap)
             if reason is not None:
-                self.ledger.skip_rest(prepared.opened, reason)
+                self._skip(prepared, reason)
                 continue
             prepared.not_before_ns = send_ns or 0
             self._playing += 1
             start(due_ns, prepared)
         self._exhausted = True
+
+    def _skip(self, prepared: PreparedSession, reason: Reason) -> None:
+        for line in prepared.lines:
+            self.ledger.skip_rest(line, reason)
 
     def _hold(self, send_ns: int, cap: int | None) -> Reason | None:
         """Wait until an arrival may be set up: its time has come and the cap leaves room. Else why it can't."""
@@ -183,25 +189,24 @@ class WorkerShare:
         workload = self.plan.workloads[ticket.workload]
         session_id, conversation = self.source.named_conversation(ticket)
         way = self._routes.way(ticket, self.ledger.run_id, session_id)
-        opened = OpenSession(
+        lines = opened_lines(
+            conversation.lines,
             session_id=session_id,
             scenario=workload.scenario,
             stage=STAGE,
             channel=way.likely.labels,
-            turns=conversation.turns,
             due_ns=due_ns + self.offset_ns,
             routed_by=way.routed_by,
         )
-        return PreparedSession(opened, conversation, way, context_limit=workload.context_limit)
+        return PreparedSession(lines, conversation, way)
 
     def play(self, prepared: PreparedSession, due_ns: int) -> None:
         """An open-loop user's life: one session."""
-        clients = Clients(self._pool.take)
         try:
-            self._player.play(prepared, clients, due_ns)
+            with self._lent() as clients:
+                self._player.play(prepared, clients, due_ns, self._lent)
         finally:
             self._playing -= 1
-            clients.give_to(self._pool)
 
     def play_closed(self, due_ns: int) -> None:
         """A closed-loop user's life: session after session, each due as soon as the one before is over."""
@@ -213,13 +218,22 @@ class WorkerShare:
                     self._exhausted = True
                     return
                 prepared = self.prepare(ticket, due_ns)
-                self.ledger.take(prepared.opened)
-                last = self._player.play(prepared, clients, due_ns)
+                self.ledger.take(*prepared.lines)
+                last = self._player.play(prepared, clients, due_ns, self._lent)
                 self._control.wait_until(time.monotonic_ns() + pause_after(last))
                 due_ns = time.monotonic_ns()
         finally:
             self._playing -= 1
             clients.close()
+
+    @contextmanager
+    def _lent(self) -> Iterator[Clients]:
+        """Warm connections for one line of a session; the next one gets them."""
+        clients = Clients(self._pool.take)
+        try:
+            yield clients
+        finally:
+            clients.give_to(self._pool)
 
     def _new_client(self, route: Route) -> Client:
         return Client(route.endpoint, self._clock, self._decoder_loop, keep_alive=route.channel.keep_alive)

@@ -134,8 +134,10 @@ class SessionSource:
             max_turns=workload.max_turns,
             max_tokens=workload.max_tokens,
             default_max_tokens=plan.sampling.max_tokens,
-            delay_scale=workload.delay_scale,
+            delay_scale=workload.delay_scale / (plan.load.speed if plan.load.mode == "replay" else 1.0),
             delay_cap_ns=workload.delay_cap_ns,
+            context_limit=workload.context_limit,
+            clip=workload.too_long == "clip",
         )
         return self._name(ticket, session, repeat), conversation
 

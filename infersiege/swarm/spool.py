@@ -24,10 +24,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`taken` on a session's first line; later lines only say which turn started."""
+    """`taken` and `branches` on a session's first line; later lines only say which turn started."""
 
     session_id: str
     taken: OpenTurn | None = None
+    branches: tuple[OpenTurn, ...] = ()
+    first_turn: int = 0
+    """Of the line of the session whose turn started."""
     started: int | None = None
     request_id: str | None = None
     due_ns: int | None = None

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,9 +28,10 @@ from infersiege.plan.load_schema import Load
 from infersiege.plan.schema import Channel, Plan, Run, Workload
 from infersiege.records import Outcome, Phase, TurnRecord
 from infersiege.schedule import Ticket
+from infersiege.swarm.branches import PreparedSession
 from infersiege.swarm.control import RunControl
-from infersiege.swarm.ledger import Ledger, OpenSession
-from infersiege.swarm.player import PreparedSession, SessionPlayer
+from infersiege.swarm.ledger import Ledger, opened_lines
+from infersiege.swarm.player import SessionPlayer
 from infersiege.swarm.routes import Clients, Route, cache_key_of, route_of, way_of
 from infersiege.swarm.share import pause_after
 from infersiege.swarm.source import SessionSource
@@ -117,19 +119,28 @@ class LocustRun:
         ticket = Ticket(index=number, workload=0, session_index=number, offset_ns=None)
         session_id, conversation = part.source.named_conversation(ticket)
         due_ns = time.monotonic_ns()
-        opened = OpenSession(
+        lines = opened_lines(
+            conversation.lines,
             session_id=f"{session_id}#{number}",
             scenario=part.workload.scenario,
             stage=CHANNEL,
             channel=part.route.labels,
-            turns=conversation.turns,
             due_ns=due_ns + self._offset_ns,
         )
-        self._ledger.take(opened)
-        way = way_of(part.route, cache_key_of(self._ledger.run_id, opened.session_id))
-        prepared = PreparedSession(opened, conversation, way, part.workload.context_limit)
-        last = self._player.play(prepared, Clients(lambda _: client), due_ns)
+        self._ledger.take(*lines)
+        way = way_of(part.route, cache_key_of(self._ledger.run_id, lines[0].session_id))
+        prepared = PreparedSession(lines, conversation, way)
+        last = self._player.play(prepared, Clients(lambda _: client), due_ns, self._lent)
         self._control.wait_until(time.monotonic_ns() + pause_after(last))
+
+    @contextmanager
+    def _lent(self) -> Iterator[Clients]:
+        """Connections of a branch, for as long as it is played."""
+        clients = Clients(self.client)
+        try:
+            yield clients
+        finally:
+            clients.close()
 
     def _fire(self, record: TurnRecord) -> None:
         """Rows of Locust's table: `chat` is the whole answer, failures included; TTFT and TPOT stand beside it."""

@@ -124,7 +124,7 @@ class TurnPlayer:
             wall_ns=self._epoch(result.closed_ns),
             secrets=secrets,
         )
-        emulated = ("emulated",) if EMULATED_HEADER in result.headers else ()
+        ours = {"emulated": EMULATED_HEADER in result.headers, "moved": leg.moved, "clipped": turn.clipped_tokens > 0}
         record = TurnRecord(
             **self._labels(session, turn, leg),
             **self._times(answer, result, conclusion),
@@ -143,7 +143,7 @@ class TurnPlayer:
             reason=reason() if conclusion.outcome is Outcome.CANCELLED else None,
             error_class=conclusion.error_class,
             error_detail=conclusion.error_detail,
-            flags=conclusion.flags + emulated + (("moved",) if leg.moved else ()),
+            flags=conclusion.flags + tuple(flag for flag, holds in ours.items() if holds),
             http_status=result.status,
             retry_after_ns=conclusion.retry_after_ns,
             quota_left=quota_left(result.headers),
@@ -162,7 +162,7 @@ class TurnPlayer:
             "epoch": self.ledger.epoch,
             "session_id": session.session_id,
             "turn": turn.index,
-            "parent_turn": turn.index - 1 if turn.index else None,
+            "parent_turn": turn.parent,
             "scenario": session.scenario,
             "stage": session.stage,
             "phase": self.ledger.phase_of(session.due_ns),

@@ -300,7 +300,7 @@ class Worker:
             windows=tuple(share.windows_since_last()),
             health=self._health.sample(second),
             open_turns=tuple(share.open_turns()),
-            sessions=len(share.ledger.open),
+            sessions=share.ledger.open_sessions,
             in_flight=len(share.turns.in_flight),
             planned_turns=share.ledger.planned_turns,
             closed_turns=share.ledger.closed_turns,
