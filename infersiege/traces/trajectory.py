@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,8 +22,6 @@ from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import ReadOptions, Tally, check_span
 from infersiege.traces.values import check_tokens
-
-T = TypeVar("T")
 
 _FARTHEST_NS = 9 * 10**18
 """From the Unix epoch (the year 2255): more does not fit the index of a trace."""
@@ -125,7 +123,7 @@ def _delay_ns(before: Said, asked: Sequence[Said], answer: Said) -> int:
         return 0
     if answer.at_ns is not None and answer.took_ns is not None:
         return max(0, answer.at_ns - answer.took_ns - before.at_ns)
-    times = [one.at_ns for one in asked if one.at_ns is not None and not one.given]
+    times = [one.at_ns for one in asked if one.at_ns is not None]
     return max(0, max(times) - before.at_ns) if times else 0
 
 
@@ -217,7 +215,7 @@ def seconds_ns(value: object, key: str, place: str) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 9e9:
         raise TraceError(f"{place}: {key} is no number of seconds from 0 to 9e9", hint="check its unit")
-    return round(value * 1e9)
+    return int(value) * 1_000_000_000 + round(value % 1 * 1e9)  # a float holds no ns of our time
 
 
 def instant_ns(value: object, key: str, place: str) -> int | None:
@@ -236,11 +234,11 @@ def instant_ns(value: object, key: str, place: str) -> int | None:
         ) from None
 
 
-def shaped(shape: type[T]) -> Callable[[Source, Row], T]:
-    """A `decode` for IndexedTrace that checks the row's shape. What the shape does not name is passed over."""
+def shaped(shape: Any) -> Callable[[Source, Row], Any]:
+    """A `decode` for IndexedTrace that checks the row against a type. What that does not name is passed over."""
     decoder = msgspec.json.Decoder(shape)
 
-    def decode(source: Source, row: Row) -> T:
+    def decode(source: Source, row: Row) -> Any:
         raw = source.raw(row)
         try:
             return decoder.decode(raw)
