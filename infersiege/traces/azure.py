@@ -1,29 +1,43 @@
-"""Azure LLM inference traces 2023 and 2024: CSV of `TIMESTAMP,ContextTokens,GeneratedTokens`, lengths only."""
+"""Azure LLM inference traces 2023 and 2024: CSV of `TIMESTAMP,ContextTokens,GeneratedTokens`, lengths only; 2025 adds
+`NumImages` (github.com/Azure/AzurePublicDataset).
+
+Each row is a request of its own: the traces name no sessions. Images are not in the data and can't be sent; the
+context tokens of such a row are sent as text.
+"""
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from infersiege.errors import TraceError
+from infersiege.traces.csv_table import CsvTable, header_names
 from infersiege.traces.head import Head
 from infersiege.traces.lengths import LengthTrace
-from infersiege.traces.options import OptionTable
+from infersiege.traces.options import Option
 from infersiege.traces.source import Source
-from infersiege.traces.trace import ReadOptions, Tally, check_rate, check_span
-from infersiege.traces.values import check_tokens
+from infersiege.traces.trace import ReadOptions, Tally, check_span
 
 NAME = "azure"
-OPTIONS: OptionTable = {}
+
+OPTIONS = {
+    "images": Option(
+        default="ignore",
+        choices=("ignore", "skip"),
+        meaning="what to do with rows that had images, which can't be sent: send their tokens as text, or leave them "
+        "out",
+    ),
+}
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
+_IMAGES = "NumImages"
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?")
 
 
 def sniff(head: Head) -> bool:
-    return head.first_line.startswith("TIMESTAMP,ContextTokens")
+    return head.first_line.lstrip('"').startswith((*_COLUMNS, _IMAGES)) and set(_COLUMNS) <= set(
+        header_names(head.first_line)
+    )
 
 
 def stamp_ns(text: str) -> int:
@@ -34,68 +48,62 @@ def stamp_ns(text: str) -> int:
     match = _STAMP.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text[:40]!r} is no timestamp")
-    day, time, fraction, zone = match.groups()
-    moment = datetime.fromisoformat(f"{day}T{time}{zone or ''}")
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp()) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
+    moment_text, fraction, zone = match.groups()
+    moment = datetime.fromisoformat(moment_text + (zone or "+00:00"))
+    return int((moment - _EPOCH).total_seconds()) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read(source: Source, options: ReadOptions) -> LengthTrace:
     """Raises TraceError for a wrong header or row and for times that go back."""
     tally = Tally()
-    trace = LengthTrace(options, format=NAME, sha256=source.sha256(), block_tokens=None)
-    rows = 0
+    trace = LengthTrace(options, format=NAME, sha256=source.sha256())
+    table = CsvTable(source, _COLUMNS, (_IMAGES,))
+    for name in table.others:
+        tally.odd(f"column {name!r} is not sent")
+    stamp_at, prompt_at, output_at = (table.places[name] for name in _COLUMNS)
+    images_at = table.places.get(_IMAGES)
+    skip_images = options.values["images"] == "skip"
+    rows = with_images = 0
     first: int | None = None
     before = 0
-    for line, row in _rows(source, tally):
-        if options.limit is not None and len(trace.arrivals_ns or ()) >= options.limit:
+    for line, row in table.rows():
+        if options.limit is not None and len(trace) >= options.limit:
             break
         rows += 1
-        place = f"{source.path}:{line}"
-        if len(row) < 3:
-            raise TraceError(f"{place}: has {len(row)} columns, 3 are wanted", hint="the file may have been cut")
-        try:
-            at = stamp_ns(row[0])
-            prompt, output = int(row[1]), int(row[2])
-        except (ValueError, OverflowError) as error:
-            raise TraceError(f"{place}: {error}", hint="a row is TIMESTAMP,ContextTokens,GeneratedTokens") from error
-        for value, column in ((prompt, _COLUMNS[1]), (output, _COLUMNS[2])):
-            check_tokens(value, column, place)
+        at = _stamp(source, line, row[stamp_at])
+        prompt = table.tokens(row[prompt_at], "ContextTokens", line)
+        output = table.tokens(row[output_at], "GeneratedTokens", line)
         if first is None:
             first = before = at
         if at < before:
             raise TraceError(
-                f"{place}: timestamp went back by {(before - at) / 1e9:g} s to {row[0]}",
+                f"{source.path}:{line}: timestamp went back by {(before - at) / 1e9:g} s to {row[stamp_at][:40]}",
                 hint="sort the file by TIMESTAMP",
             )
         before = at
-        arrival_ns = check_span(place, at - first, "time since the first row")
-        if prompt <= 0 or output <= 0:
-            tally.skip("no_input" if prompt <= 0 else "no_output", f"line {line}")
+        arrival_ns = check_span(f"{source.path}:{line}", at - first, "time since the first row")
+        if prompt == 0 or output == 0:
+            tally.skip("no_input" if prompt == 0 else "no_output", f"line {line}")
             continue
+        if images_at is not None and table.tokens(row[images_at], _IMAGES, line):
+            if skip_images:
+                tally.skip("has_images", f"line {line}")
+                continue
+            with_images += 1
         trace.add(line=line, arrival_ns=arrival_ns, prompt=prompt, output=output)
-    tally.require_sessions(len(trace.arrivals_ns or ()), str(source.path), rows)
-    warning = check_rate(str(source.path), trace.arrivals_ns or (), "TIMESTAMP is a date and a time of day")
-    trace.finish(rows=rows, tally=tally, warnings=() if warning is None else (warning,))
+    if with_images:
+        tally.odd("the images of a row can't be sent, its tokens are sent as text", with_images)
+    trace.finish(source, rows=rows, tally=tally, unit_hint="TIMESTAMP is a date and a time of day")
     return trace
 
 
-def _rows(source: Source, tally: Tally) -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields) below the header."""
-    lines = source.lines()
-    number, header = next(lines, (0, ""))
-    names = [name.strip() for name in header.split(",")]
-    if tuple(names[:3]) != _COLUMNS:
+def _stamp(source: Source, line: int, text: str) -> int:
+    try:
+        return stamp_ns(text)
+    except (ValueError, OverflowError) as error:
         raise TraceError(
-            f"{source.path}:{max(number, 1)}: header is {header[:60]!r}, {','.join(_COLUMNS)} is wanted",
-            hint="name the trace's `format`",
-        )
-    for extra in names[3:]:
-        tally.odd(f"column {extra!r} is not sent")
-    for number, line in lines:
-        if line.strip():
-            try:
-                yield number, next(csv.reader([line]))
-            except csv.Error as error:
-                raise TraceError(f"{source.path}:{number}: is no line of a CSV file ({error})") from error
+            f"{source.path}:{line}: {error}", hint="a TIMESTAMP is like 2023-11-16 18:15:46.6805900"
+        ) from error

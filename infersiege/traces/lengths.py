@@ -1,90 +1,186 @@
-"""Traces that know lengths and times but no text: one single-turn session per row, held in flat arrays."""
+"""Traces that know lengths and times but no text: rows in flat arrays, and turns that are written as blocks."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from infersiege.errors import TraceError
 from infersiege.records import BlockText, Session, Turn
-from infersiege.traces.trace import ReadOptions, Tally
+from infersiege.traces.source import Source
+from infersiege.traces.trace import ReadOptions, Tally, check_rate
+
+
+def block_turn(
+    scope: str, ids: Sequence[int], prompt: int, block: int, output: int, options: ReadOptions, delay_ns: int = 0
+) -> Turn:
+    """A whole request of `prompt` tokens that is known by the ids of its blocks, the last of which may be part full."""
+    full = options.prompt_tokens(block)
+    last = options.prompt_tokens(prompt - block * (len(ids) - 1))
+    tokens = (full,) * (len(ids) - 1) + (last,)
+    return Turn(
+        messages=({"role": "user", "content": ""},),
+        texts=(BlockText(scope=scope, ids=tuple(ids), tokens=tokens, language=options.language),),
+        replaces_history=True,
+        delay_ns=delay_ns,
+        asked_prompt_tokens=full * (len(ids) - 1) + last,
+        asked_output_tokens=options.output_tokens(output),
+    )
+
+
+def check_blocks(count: int, prompt: int, block: int, place: str) -> None:
+    """Raises TraceError where so many ids are not those of `prompt` tokens; the hint says which size would fit."""
+    wanted = -(-prompt // block)
+    if count == wanted:
+        return
+    fitting = [size for size in (8, 16, 32, 64, 128, 256, 512, 1024, 2048) if count and -(-prompt // size) == count]
+    example = f", {fitting[0]} would fit this row" if fitting else ""
+    raise TraceError(
+        f"{place}: {count} hash_ids for {prompt} tokens, {wanted} blocks of {block} are wanted",
+        hint=f"set options.block_size to the trace's own{example}",
+    )
 
 
 class LengthTrace:
-    """Rows of (arrival, prompt tokens, output tokens, block ids).
+    """Rows of (arrival, prompt tokens, output tokens), each a request of its own or a turn of a session.
 
-    `scope` is that of the block ids: the hash of the file, so that ids of two files are never the same text. Without
-    ids each row is one block of its own.
+    Four numbers a row are kept (20 bytes, 36 where there are sessions). A later turn of a session carries what came
+    before it: its recorded prompt is the whole request, so what is new is the rest. Where a recorded prompt is not
+    longer than what came before it (the history was cut, or another talk begun), the turn is a text of its own.
     """
 
-    def __init__(self, options: ReadOptions, *, format: str, sha256: str, block_tokens: int | None) -> None:
+    def __init__(self, options: ReadOptions, *, format: str, sha256: str, cumulative: bool = True) -> None:
+        """`cumulative=False`: recorded prompts of later turns count only what is new."""
         self.name = options.name
         self.format = format
         self.sha256: str | None = sha256
         self.rows: int | None = 0
+        self.sessions: int | None = 0
         self.skipped: Mapping[str, int] = {}
         self.warnings: tuple[str, ...] = ()
+        self.arrivals_ns: Sequence[int] | None = None
         self._options = options
-        self._block_tokens = block_tokens
+        self._cumulative = cumulative
         self._scope = f"{format}:{sha256[:16]}"
         self._arrivals = array("q")
-        self._prompts = array("q")
-        self._outputs = array("q")
-        self._lines = array("q")
-        self._ids = array("q")
-        self._ends = array("q")
+        self._prompts = array("I")
+        self._outputs = array("I")
+        self._lines = array("I")
+        self._durations = array("q")
+        self._following = array("q")
+        """Of each row, the number of its session's next one; 0: it is the last."""
+        self._firsts = array("q")
+        """Of each session, the number of its first row. Empty while every row is a session."""
+        self._last_of: dict[str, int] = {}
+        """Of each named session, the number of its last row so far."""
 
-    def add(self, *, line: int, arrival_ns: int, prompt: int, output: int, ids: Sequence[int] = ()) -> None:
+    def add(self, *, line: int, arrival_ns: int, prompt: int, output: int) -> None:
+        """A row that is a request of its own."""
+        if self._firsts:
+            self._firsts.append(len(self._lines))
+            self._following.append(0)
+            self._durations.append(0)
+        self._append(line, arrival_ns, prompt, output)
+
+    def add_turn(
+        self, session_id: str, *, line: int, arrival_ns: int, prompt: int, output: int, duration_ns: int
+    ) -> None:
+        """A row of a session; `duration_ns`: how long its answer took."""
+        number = len(self._lines)
+        if not self._firsts:
+            # Until the first session each row was one; they keep their places.
+            self._firsts.extend(range(number))
+            self._following.extend([0] * number)
+            self._durations.extend([0] * number)
+        last = self._last_of.get(session_id)
+        if last is None:
+            self._firsts.append(number)
+        else:
+            self._following[last] = number
+        self._last_of[session_id] = number
+        self._following.append(0)
+        self._durations.append(duration_ns)
+        self._append(line, arrival_ns, prompt, output)
+
+    def _append(self, line: int, arrival_ns: int, prompt: int, output: int) -> None:
         self._lines.append(line)
         self._arrivals.append(arrival_ns)
         self._prompts.append(prompt)
         self._outputs.append(output)
-        self._ids.extend(ids)
-        self._ends.append(len(self._ids))
 
-    def finish(self, *, rows: int, tally: Tally, warnings: Sequence[str] = ()) -> None:
-        self.rows = rows
-        self.skipped = dict(tally.skipped)
-        self.warnings = (*tally.warnings(), *warnings)
+    def has_session(self, session_id: str) -> bool:
+        return session_id in self._last_of
 
-    @property
-    def sessions(self) -> int | None:
-        return len(self._lines)
+    def __len__(self) -> int:
+        """Sessions so far."""
+        return len(self._firsts) or len(self._lines)
 
-    @property
-    def arrivals_ns(self) -> Sequence[int] | None:
-        return self._arrivals
+    def finish(self, source: Source, *, rows: int, tally: Tally, unit_hint: str) -> None:
+        """Raises TraceError for a trace without sessions, and for a rate that can't be."""
+        path = str(source.path)
+        tally.require_sessions(len(self), path, rows)
+        self._last_of.clear()
+        arrivals = array("q", (self._arrivals[first] for first in self._firsts)) if self._firsts else self._arrivals
+        first_ns = arrivals[0]
+        self.arrivals_ns = array("q", (time - first_ns for time in arrivals)) if first_ns else arrivals
+        warning = check_rate(path, self.arrivals_ns, unit_hint)
+        self.rows, self.sessions, self.skipped = rows, len(self), dict(tally.skipped)
+        self.warnings = tally.warnings() + (() if warning is None else (warning,))
 
     def session(self, index: int) -> Session:
-        if index < 0:
+        if index < 0 or self.arrivals_ns is None:
             raise IndexError(index)
-        line = self._lines[index]
-        text = self._text(index, line)
-        output = self._options.output_tokens(self._outputs[index])
+        number = self._firsts[index] if self._firsts else index
+        line = self._lines[number]
         return Session(
             session_id=f"line-{line}",
-            turns=(
-                Turn(
-                    messages=({"role": "user", "content": ""},),
-                    texts=(text,),
-                    asked_prompt_tokens=sum(text.tokens),
-                    asked_output_tokens=output,
-                    answer_text=BlockText(
-                        scope=f"{self._scope}/answer", ids=(line,), tokens=(output,), language=self._options.language
-                    ),
-                ),
-            ),
-            arrival_ns=self._arrivals[index],
+            turns=tuple(self._turns(number)),
+            arrival_ns=self.arrivals_ns[index],
             source_line=line,
         )
 
-    def _text(self, index: int, line: int) -> BlockText:
-        prompt = self._prompts[index]
-        if self._block_tokens is None:
-            ids: tuple[int, ...] = (line,)
-            sizes: tuple[int, ...] = (self._options.prompt_tokens(prompt),)
-        else:
-            ids = tuple(self._ids[self._ends[index - 1] if index else 0 : self._ends[index]])
-            full = self._options.prompt_tokens(self._block_tokens)
-            last = self._options.prompt_tokens(prompt - self._block_tokens * (len(ids) - 1))
-            sizes = (full,) * (len(ids) - 1) + (last,)
-        return BlockText(scope=self._scope, ids=ids, tokens=sizes, language=self._options.language)
+    def restarts(self) -> int:
+        """Turns whose recorded prompt is no longer than what came before them."""
+        count = 0
+        for number, following in enumerate(self._following):
+            if following and self._cumulative:
+                count += self._prompts[following] <= self._prompts[number] + self._outputs[number]
+        return count
+
+    def _turns(self, number: int) -> Iterator[Turn]:
+        options = self._options
+        held = 0
+        """Tokens of the history, as they are sent."""
+        before: int | None = None
+        while True:
+            prompt = self._prompts[number]
+            fresh, restart = prompt, False
+            if before is not None and self._cumulative:
+                fresh = prompt - self._prompts[before] - self._outputs[before]
+                restart = fresh <= 0
+            if restart:
+                fresh, held = prompt, 0
+            new, output = options.prompt_tokens(fresh), options.output_tokens(self._outputs[number])
+            held += new
+            yield Turn(
+                messages=({"role": "user", "content": ""},),
+                texts=(self._text("", number, new),),
+                replaces_history=restart,
+                delay_ns=0 if before is None else self._delay_ns(before, number),
+                answer_text=self._text("/answer", number, output),
+                asked_prompt_tokens=held,
+                asked_output_tokens=output,
+            )
+            held += output
+            before = number
+            number = self._following[number] if self._following else 0
+            if not number:
+                return
+
+    def _text(self, kind: str, number: int, tokens: int) -> BlockText:
+        return BlockText(
+            scope=self._scope + kind, ids=(self._lines[number],), tokens=(tokens,), language=self._options.language
+        )
+
+    def _delay_ns(self, before: int, number: int) -> int:
+        return max(0, self._arrivals[number] - self._arrivals[before] - self._durations[before])
