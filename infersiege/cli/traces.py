@@ -56,7 +56,7 @@ def inspect(
     as_json: bool,
     html: Path | None,
 ) -> None:
-    """Say what is in FILE before it is run: a trace, a built-in workload (builtin:NAME), or all that a plan (.toml) has.
+    """Say what is in FILE before it is run: a trace, a built-in workload (builtin:NAME), or all of a plan (.toml).
 
     Nothing of the trace's text is in any output. Lengths that the trace does not tell are estimated from characters,
     and said to be. Exits with 2 for a trace that can't be read, or whose times can't be meant (a unit misread).

@@ -65,7 +65,7 @@ def arrivals(measured: Measured) -> Chart:
     edges = np.arange(0, float(seconds[-1]) + width, width)
     counts, _ = np.histogram(seconds, bins=[*edges, edges[-1] + width])
     unit, size, _ = next(unit for unit in _UNITS if seconds[-1] >= unit[2])
-    x = [short(float(edge + width / 2) / size) for edge in edges]
+    x = [round(float(edge + width / 2) / size, 6) for edge in edges]  # closer than `short`: bars must touch
     rates = [short(float(value) / width) for value in counts]
     bar: Figure = {"type": "bar", "x": x, "y": rates, "marker": {"color": PALETTE[0]}, "showlegend": False}
     layout = layout_of("sessions/s", bargap=0)
@@ -112,6 +112,9 @@ def by_turn(measured: Measured) -> Chart:
     if not main.any():
         return _empty("by-turn", title, caption)
     places = measured.number[main]
+    if not places.any():
+        words = "Every session has one turn."
+        return Chart(key="by-turn", title=title, caption=caption, words=words, figure=None)
     order = np.argsort(places, kind="stable")
     places, prompts = places[order], measured.prompt[main][order]
     numbers, starts = np.unique(places, return_index=True)
@@ -138,7 +141,7 @@ def cache(measured: Measured, found: Description) -> Chart:
     caption = "Prompt tokens by part of the trace, from its first requests to its last: the cache fills."
     known = (measured.own != UNKNOWN) & (measured.prompt != UNKNOWN)
     if found.cache_bound is None:
-        words = prefix_words(found).capitalize() + "."
+        words = "The trace does not tell what all its prompts hold."
         return Chart(key="cache", title=title, caption=caption, words=words, figure=None)
     prompt, own, cached = (values[known].astype(float) for values in (measured.prompt, measured.own, measured.cached))
     steps = min(_STEPS, len(prompt))
@@ -149,7 +152,7 @@ def cache(measured: Measured, found: Description) -> Chart:
         "other sessions' prompts": np.add.reduceat(np.maximum(cached - own, 0), starts) / whole,
     }
     parts["new text"] = 1 - np.maximum(np.add.reduceat(cached, starts), np.add.reduceat(own, starts)) / whole
-    x = [short(100 * (step + 0.5) / steps) for step in range(steps)]
+    x = [round(100 * (step + 0.5) / steps, 6) for step in range(steps)]
     colors = (PALETTE[2], PALETTE[0], "#b8bec8")
     data: list[Figure] = [
         {
@@ -162,6 +165,7 @@ def cache(measured: Measured, found: Description) -> Chart:
         for (name, values), color in zip(parts.items(), colors, strict=True)
     ]
     layout = layout_of("share of prompt tokens", barmode="stack", bargap=0)
+    layout["legend"]["traceorder"] = "normal"
     layout["yaxis"] |= {"range": [0, 1], "tickformat": ".0%"}
     layout["xaxis"]["title"]["text"] = "% of the trace's turns"
     words = f"n {count(len(prompt))} turns; {prefix_words(found)}."
@@ -231,7 +235,7 @@ def _histogram(
     if zeros:
         words += f" {count(zeros)} of them are 0 and not drawn."
     title = f"{title} ({unit}, logarithmic)"
-    if not len(positive):
+    if not len(positive) or float(positive.min()) == float(positive.max()):
         return Chart(key=key, title=title, caption=caption, words=words, figure=None)
     edges = _edges(positive, whole_numbers=unit != "s")
     middles = [short(float(low * high) ** 0.5) for low, high in pairwise(edges)]

@@ -30,7 +30,7 @@ def render(inspected: Inspected) -> str:
     found = inspected.description
     charts = charts_of(found, inspected.measured)
     sections = [
-        ("figures", "Figures", _cards(found), items(sentences(found)), _distributions(found)),
+        ("figures", "Figures", _cards(found), items(list(sentences(found))[1:]), _distributions(found)),
         ("charts", "Charts", grid(charts)),
         ("context", "Context limits", _contexts(found)),
     ]
@@ -53,8 +53,7 @@ def _cards(found: Description) -> str:
     inputs, outputs = found.prompt_tokens, found.output_tokens
     cards = [
         ("Sessions", count(found.sessions) if found.sessions is not None else "endless", f"{count(found.turns)} turns"),
-        ("Mean rate", _of(found.mean_rate, "/s"), f"peak {_of(found.peak_rate, ' in one second')}"),
-        ("Inter-arrival CV", number(found.interarrival_cv), f"{count(found.ticks)} distinct arrivals"),
+        ("Mean rate", _of(found.mean_rate, "/s"), _rate_note(found)),
         ("Input p50", _stat(inputs, "p50"), f"tokens; p99 {_stat(inputs, 'p99')}"),
         ("Output p50", _stat(outputs, "p50"), f"tokens; p99 {_stat(outputs, 'p99')}"),
         ("Prefix share", share(found.prefix_share), "held by own session"),
@@ -70,6 +69,12 @@ def _cards(found: Description) -> str:
 
 def _stat(found: Lengths | None, stat: str) -> str:
     return number(None if found is None else getattr(found, stat))
+
+
+def _rate_note(found: Description) -> str:
+    if found.peak_rate is None:
+        return "the trace has no times"
+    return f"peak {number(found.peak_rate)} in one second; inter-arrival CV {number(found.interarrival_cv)}"
 
 
 def _of(value: float | None, unit: str) -> str:

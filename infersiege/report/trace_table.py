@@ -22,7 +22,7 @@ def print_description(found: Description, console: Console) -> None:
     _print(console, "Distributions", ("", *SPREADS), distribution_rows(found))
     headers: tuple[str, ...] = ("Context\nlimit", "Sessions\nwhole", "\ncut", "\ndropped", "Turns\ndropped")
     headers += ("Input\nmean", "Output\nmean", "Prefix\nshare")
-    _print(console, "What a context limit leaves (prompt + output, too_long = skip)", headers, context_rows(found))
+    _print(console, "What a context limit leaves", headers, context_rows(found))
 
 
 def sentences(found: Description) -> Iterator[str]:
@@ -52,10 +52,11 @@ def sentences(found: Description) -> Iterator[str]:
 
 def prefix_words(found: Description) -> str:
     """Prefix share and bound, or why there is none."""
-    if found.cache_bound is None:
-        return "prefix sharing: not known, since the trace does not tell what its prompts hold"
-    words = f"prefix share {share(found.prefix_share)} (of own session), infinite-cache hit bound "
-    return words + share(found.cache_bound)
+    own = "not known" if found.prefix_share is None else share(found.prefix_share)
+    bound = "not known (the trace does not tell what all its prompts hold)"
+    if found.cache_bound is not None:
+        bound = share(found.cache_bound)
+    return f"prefix share {own} (of own session), infinite-cache hit bound {bound}"
 
 
 def cap_words(delays: Delays) -> str:

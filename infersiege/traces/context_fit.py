@@ -7,6 +7,8 @@ import numpy as np
 
 from infersiege.traces.measured import UNKNOWN, Measured
 
+_NEARLY_ALL = 0.99
+
 
 class ContextFit(msgspec.Struct, frozen=True, kw_only=True):
     """One limit, with `too_long = "skip"`: the first turn over it ends its session."""
@@ -55,10 +57,10 @@ def fit(measured: Measured, limit_tokens: int) -> ContextFit:
 
 
 def share_of(part: np.typing.NDArray[np.int64], whole: np.typing.NDArray[np.int64]) -> float | None:
-    """Of the turns for which both are known; None: there are none."""
+    """Of the turns for which both are known; None where that is not nearly all of them."""
     known = (part != UNKNOWN) & (whole != UNKNOWN)
     tokens = int(whole[known].sum())
-    return int(part[known].sum()) / tokens if tokens else None
+    return int(part[known].sum()) / tokens if tokens and known.mean() >= _NEARLY_ALL else None
 
 
 def _mean(values: np.typing.NDArray[np.int64]) -> float | None:

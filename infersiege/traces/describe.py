@@ -99,7 +99,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     prefix_share: float | None
     """Of prompt tokens, what the same session's earlier requests held."""
     cache_bound: float | None = msgspec.field(name="prefix_hit_bound")
-    """Share of prompt tokens that an endless prefix cache would serve."""
+    """Share of prompt tokens that an endless prefix cache would serve; None also where only lengths are told."""
     longest: Longest | None
     context: tuple[ContextFit, ...]
     warnings: tuple[str, ...]
@@ -161,7 +161,7 @@ def describe_measured(
         shrinking_turns=int(measured.marked(Mark.SHRANK).sum()),
         delays=_delays(measured, delay_cap_ns),
         prefix_share=share_of(measured.own, measured.prompt),
-        cache_bound=share_of(measured.cached, measured.prompt),
+        cache_bound=share_of(measured.cached, measured.prompt) if measured.sharing_told else None,
         longest=_longest(trace, measured),
         context=tuple(fit(measured, limit) for limit in context_limits) if (measured.prompt != UNKNOWN).any() else (),
         warnings=(*trace.warnings, *_warnings(trace, measured, wanted)),

@@ -54,6 +54,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Images and the like, of which no length is known."""
     unanswered: int
     """Turns whose history has an answer that the trace does not have."""
+    sharing_told: bool
+    """The trace says what prompts hold, by texts or by blocks; False: only how long they are."""
     session: Integers
     number: Integers
     """Of the turn in its session (`Session.all_turns`)."""
@@ -91,6 +93,7 @@ def measure(trace: Trace, sample: int) -> Measured:
         branches=gathered.branches,
         other_parts=gathered.other_parts,
         unanswered=gathered.unanswered,
+        sharing_told=gathered.sharing_told,
         session=_integers(gathered.session),
         number=_integers(gathered.number),
         prompt=_integers(gathered.prompt),
@@ -134,6 +137,7 @@ class _Gathered:
         self.own, self.cached = array("q"), array("q")
         self.delay_ns, self.marks, self.turn_counts = array("q"), array("q"), array("q")
         self.branches = self.other_parts = self.unanswered = 0
+        self.sharing_told = False
         self._cache = PrefixCache()
 
     def add(self, index: int, session: Session) -> None:
@@ -174,6 +178,7 @@ class _Gathered:
         self._ask(session, row, turn)
         found = row.line.ask()
         prompt, own, cached = _scaled(turn, row.whole, *found)
+        self.sharing_told = self.sharing_told or found.cached > 0
         self.unanswered += not row.whole
         marks = row.mark | _delay_kind(turn)
         if row.place == 0:
@@ -234,6 +239,8 @@ class _Gathered:
             text = texts[place] if texts else None
             tokens = message_tokens(message)
             self.other_parts += other_parts(message)
+            # One block a prompt is how traces of lengths are made up.
+            self.sharing_told = self.sharing_told or tokens > 0 or (text is not None and len(text.ids) > 1)
             own = [PrefixCache.message(digest_of(message), tokens)] if tokens or text is None else []
             made = [] if text is None else [self._cache.text(text)]
             pieces += [*own, *made] if text is not None and text.last else [*made, *own]
