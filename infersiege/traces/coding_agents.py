@@ -1,0 +1,103 @@
+"""What the logs of coding agents share: the prompt that they leave out, answers with open calls, user messages.
+
+The agents write down the conversation, but not what stands before it in every request: their own instructions and the
+tools' definitions, often more than 15,000 tokens. The log's token counts say how much that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from infersiege.errors import TraceError
+from infersiege.records import BlockText, Message, Turn
+from infersiege.traces.message_size import message_tokens
+from infersiege.traces.options import Option
+from infersiege.traces.trace import ReadOptions
+from infersiege.traces.values import MOST_TOKENS
+
+FILL = Option(
+    default=True,
+    meaning="put a text of the missing length where the agent's own instructions and tools stood (they are not in the "
+    "file), the same in every session; false: requests hold what the file has, and are shorter than recorded",
+)
+
+
+def filled(turns: Sequence[Turn], *, scope: str, ident: int, options: ReadOptions) -> list[Turn]:
+    """The turns of one line with the missing first tokens: what the first request is known to have held, less what its
+    messages have by estimate. Where sessions miss different lengths, the shorter text begins the longer one."""
+    asked = turns[0].asked_prompt_tokens if turns else None
+    if not options.values["fill"] or asked is None:
+        return list(turns)
+    missing = asked - sum(map(message_tokens, turns[0].messages))
+    if missing <= 0:
+        return list(turns)
+    tokens = options.prompt_tokens(missing)
+    block = BlockText(scope=scope, ids=(ident,), tokens=(tokens,), language=options.language)
+    found = []
+    for number, turn in enumerate(turns):
+        if turn.asked_prompt_tokens is not None:
+            turn = msgspec.structs.replace(turn, asked_prompt_tokens=turn.asked_prompt_tokens + tokens - missing)
+        found.append(_led(turn, block) if number == 0 or turn.replaces_history else turn)
+    return found
+
+
+def _led(turn: Turn, block: BlockText) -> Turn:
+    """The turn with the text at its front: in its system message, or in one that is put there."""
+    messages, texts = turn.messages, turn.texts or (None,) * len(turn.messages)
+    if not messages or messages[0]["role"] != "system":
+        messages, texts = ({"role": "system", "content": ""}, *messages), (None, *texts)
+    return msgspec.structs.replace(turn, messages=messages, texts=(block, *texts[1:]))
+
+
+def answer_of(texts: Sequence[str], calls: Sequence[dict[str, Any]]) -> Message:
+    """One assistant message; its calls are those that a result follows (servers refuse a history with open calls)."""
+    content = "\n\n".join(text for text in texts if text)
+    message: Message = {"role": "assistant", "content": content if content or not calls else None}
+    if calls:
+        message["tool_calls"] = list(calls)
+    return message
+
+
+def tool_call(ident: str, name: str, arguments: object) -> dict[str, Any]:
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments).decode()
+    return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def user_message(parts: Sequence[dict[str, Any]], role: str = "user") -> Message:
+    """Parts that stood in one request as one message: a text where all are texts, content parts where images are."""
+    if all(part["type"] == "text" for part in parts):
+        return {"role": role, "content": "\n\n".join(part["text"] for part in parts)}
+    return {"role": role, "content": list(parts)}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def token_count(usage: Mapping[str, Any], key: str, place: str) -> int:
+    """0 where it is missing or null. Raises TraceError, which never shows the value: logs hold people's work."""
+    value = usage.get(key)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TraceError(f"{place}: {key} is a {type(value).__name__}, a whole number of tokens is wanted")
+    if not 0 <= value <= MOST_TOKENS:
+        raise TraceError(f"{place}: {key} is {'below 0' if value < 0 else 'more than any request has'}")
+    return value
+
+
+def want_string(row: Mapping[str, Any], key: str, place: str) -> str:
+    """Raises TraceError, which never shows the value."""
+    value = row.get(key)
+    if not isinstance(value, str):
+        seen = "is missing" if key not in row else f"is a {type(value).__name__}"
+        raise TraceError(f"{place}: {key} {seen}, a string is wanted")
+    return value
