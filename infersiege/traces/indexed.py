@@ -60,6 +60,8 @@ class IndexedTrace:
         self.skipped: Mapping[str, int] = {}
         self.warnings: tuple[str, ...] = ()
         self.arrivals_ns: Sequence[int] | None = None
+        self.changes: tuple[str, ...] = ()
+        """What was done to the trace before it was written as it is, where its format tells."""
         self._source = source
         self._make = make
         self._decode = decode
@@ -72,6 +74,9 @@ class IndexedTrace:
         """Of each session, the number of rows up to and with its own."""
         self._times = array("q")
         self._untimed = 0
+        self._names: set[int] = set()
+        """Hashes of the ids that were seen, and how often one came again, by the number of the session."""
+        self._again: dict[int, int] = {}
         self._order: array[int] | None = None
         self._first_ns = 0
         self._rows_read = 0
@@ -107,12 +112,23 @@ class IndexedTrace:
         except UnsendableError as reason:
             self._tally.skip(str(reason), f"line {rows[0].line}", len(rows))
             return False
+        self._name(session.session_id, rows[0].line)
         for row in rows:
             self._rows.extend(row)
         self._ends.append(len(self._rows) // 3)
         self._untimed += session.arrival_ns is None
         self._times.append(session.arrival_ns or 0)
         return True
+
+    def _name(self, session_id: str, line: int) -> None:
+        """Ids are unique in a trace: what comes again is told apart by its line."""
+        if session_id == f"line-{line}":
+            return
+        name = hash(session_id)
+        if name in self._names:
+            self._again[len(self._ends)] = line
+            self._tally.odd("session id came before: its line is added to it")
+        self._names.add(name)
 
     def skip(self, reason: str, rows: Sequence[Row]) -> None:
         """Count rows that the reader itself leaves out."""
@@ -144,7 +160,9 @@ class IndexedTrace:
         ]
         session = self._make([self._placed(row) for row in rows], Tally())
         arrival_ns = None if self.arrivals_ns is None else self.arrivals_ns[index]
-        return msgspec.structs.replace(session, arrival_ns=arrival_ns)
+        line = self._again.get(at)
+        session_id = session.session_id if line is None else f"{session.session_id}.line-{line}"
+        return msgspec.structs.replace(session, session_id=session_id, arrival_ns=arrival_ns)
 
     def _placed(self, row: Row) -> Placed:
         return Placed(self._source.place(row), row.line, self._decode(self._source, row))

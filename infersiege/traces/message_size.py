@@ -18,12 +18,21 @@ _TEXT_FIELDS = ("reasoning_content", "reasoning", "refusal")
 
 def message_tokens(message: Message) -> int:
     """Tokens of a message's text, tool calls and reasoning, by characters. Images and chat template count nothing."""
-    return sum(_tokens(text) for text in _texts(message))
+    return sum(text_tokens(text) for text in _texts(message))
+
+
+def tool_text(tools: Sequence[dict[str, Any]]) -> str:
+    return msgspec.json.encode(tools).decode()
 
 
 def tool_tokens(tools: Sequence[dict[str, Any]]) -> int:
     """Tokens of tool definitions, by the characters of their JSON."""
-    return _tokens(msgspec.json.encode(tools).decode())
+    return text_tokens(tool_text(tools))
+
+
+def message_text(message: Message) -> str:
+    """All that `message_tokens` counts, as one text."""
+    return "\n".join(_texts(message))
 
 
 def other_parts(message: Message) -> int:
@@ -59,5 +68,6 @@ def _part(part: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _tokens(text: str) -> int:
+def text_tokens(text: str) -> int:
+    """Tokens of a text, by its characters; 0 for none."""
     return -(-len(text) // _CHARS_PER_TOKEN) if text.isascii() else estimate_tokens(text, 0)

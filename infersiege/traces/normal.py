@@ -65,7 +65,7 @@ def header_of(source: Source) -> Header:
 
 def read(source: Source, options: ReadOptions) -> IndexedTrace:
     """Raises TraceError with the line and the path inside the row."""
-    header_of(source)
+    header = header_of(source)
     rows = source.rows()
     next(rows)
     decoder = msgspec.json.Decoder(Session)
@@ -78,7 +78,9 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
         check_branches(session, source.place(row))
         return session
 
-    return IndexedTrace(source, options, format=NAME, make=_same, decode=decode).read_rows(rows)
+    trace = IndexedTrace(source, options, format=NAME, make=_same, decode=decode).read_rows(rows)
+    trace.changes = header.changes
+    return trace
 
 
 def _same(rows: Sequence[Placed], tally: Tally) -> Session:
@@ -105,7 +107,8 @@ def check_branches(session: Session, place: str) -> None:
         for word, other in (("starts after", branch.after), ("is joined by", branch.joined_by)):
             if other is not None and not 0 <= other < session.turn_count:
                 raise TraceError(f"{here} {word} turn {other}, there are {session.turn_count}")
-        waits_for[first] = set() if branch.after is None else {branch.after}
+        if branch.after is not None:
+            waits_for.setdefault(first, set()).add(branch.after)
         for turn in range(first + 1, last + 1):
             waits_for.setdefault(turn, set()).add(turn - 1)
         if branch.joined_by is not None:
