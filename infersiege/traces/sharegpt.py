@@ -129,6 +129,8 @@ def _session(rows: Sequence[Placed], tally: Tally) -> Session:
     said = [each for row in rows for each in _conversation(row)]
     system = first.get("system")
     messages = _messages(said, tally)
+    if said and not messages:
+        raise UnsendableError("no_user_message")
     if isinstance(system, str) and system:
         messages.insert(0, {"role": "system", "content": system})
     ident = first.get("id")
