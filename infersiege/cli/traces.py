@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 COMMANDS: Commands = {
     "inspect": ("infersiege.cli.traces", "Rates, lengths, turns, delays and cache bound of a trace."),
+    "convert": ("infersiege.cli.traces_change", "Any trace in infersiege's own format; its shape only; redacted."),
+    "sample": ("infersiege.cli.traces_change", "Some sessions of a trace: by share, by number, by time."),
+    "scale": ("infersiege.cli.traces_change", "More or less load: stretched in time, thinned, multiplied."),
+    "load": ("infersiege.cli.traces_change", "A trace into Redis."),
 }
 """A command that is here can be called; see `infersiege.cli.Commands`."""
 
