@@ -161,7 +161,7 @@ PARTS = [
     [
         ("offsets", {"x": 4, "y_0": 1, "y_1": 1, "z_4": 1, "z_6": 1}, "y is numbered; the beginning of z is not here"),
         ("numbers", {"x_0": 1, "x_2": 2, "x_6": 1, "y": 2, "z_4": 1, "z_6": 1}, "y alone is numbered so"),
-        ("no", {f"{row['id']}": len(row["conversations"]) // 2 for row in PARTS}, "each row is a talk"),  # type: ignore[arg-type]
+        ("no", {f"{row['id']}": len(row["conversations"]) // 2 for row in PARTS}, "each row is a talk"),
     ],
 )
 def test_parts_of_one_talk_are_joined(tmp_path, join, expected, why):
