@@ -78,6 +78,16 @@ def takes_trace(command: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
+def duration_ns(option: str, text: str) -> int:
+    """The value of an option that takes a duration. Raises UsageError."""
+    from infersiege.plan.values import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: {error}", hint='write it like "60s" or "2m"') from None
+
+
 def _pair(text: str) -> tuple[str, object]:
     """`key=value` with the value as TOML where it is that (`3`, `true`), else as it stands (`ms`)."""
     key, equals, value = text.partition("=")

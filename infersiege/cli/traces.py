@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from infersiege.cli import Commands, LazyGroup
-from infersiege.cli.trace_opening import Asked, takes_trace
+from infersiege.cli.trace_opening import Asked, duration_ns, takes_trace
 from infersiege.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def inspect(
     and said to be. Exits with 2 for a trace that can't be read, or whose times can't be meant (a unit misread).
     """
     limit_tokens = tuple(map(_tokens, limits))
-    cap_ns = _duration_ns(delay_cap)
+    cap_ns = duration_ns("--delay-cap", delay_cap)
     if file.endswith(".toml"):
         _inspect_plan(Path(file), _given(context), sessions, limit_tokens, as_json)
         return
@@ -166,12 +166,3 @@ def _tokens(text: str) -> int:
     if not digits.isascii() or not digits.isdigit() or not 0 < int(digits[:12]) * unit <= _MANY:
         raise UsageError(f"--context-limit {text}: not a number of tokens", hint="write it like 40000 or 32k (32,768)")
     return int(digits) * unit
-
-
-def _duration_ns(text: str) -> int:
-    from infersiege.plan.values import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"--delay-cap {text}: {error}", hint='write it like "60s" or "2m"') from None

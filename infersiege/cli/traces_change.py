@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from infersiege.cli.trace_opening import Asked, takes_trace
+from infersiege.cli.trace_opening import Asked, duration_ns, takes_trace
 
 if TYPE_CHECKING:
     from infersiege.records import Session
@@ -91,13 +91,13 @@ def sample(
     A share of sessions is a lower rate with the same shape; a piece of time is the same rate for a shorter while.
     """
     from infersiege.errors import UsageError
-    from infersiege.plan.values import parse_duration
     from infersiege.traces.change import drawn, evenly, every_session, rebased
 
     if share is None and count is None and from_ is None and to is None:
         raise UsageError("nothing says which sessions to take", hint="--share, --count, --from, --to")
     trace = asked.open(file)
-    begin_ns, end_ns = (None if text is None else parse_duration(text) for text in (from_, to))
+    begin_ns = None if from_ is None else duration_ns("--from", from_)
+    end_ns = None if to is None else duration_ns("--to", to)
     if (begin_ns is not None or end_ns is not None) and trace.arrivals_ns is None:
         raise UsageError(f"{trace.name}: has no times, so --from and --to have nothing to go by", hint="use --share")
 
@@ -146,7 +146,6 @@ def scale(
     cache gains nothing by them that it had not before.
     """
     from infersiege.errors import UsageError
-    from infersiege.plan.values import parse_duration
     from infersiege.traces.change import drawn, every_session, multiplied, stretched
 
     if stretch is None and thin is None and multiply is None:
@@ -163,7 +162,7 @@ def scale(
         found = (stretched(session, factor, delays=delays) for session in found)
         changes.append(f"stretch {stretch:g}" + (" with delays" if delays else ""))
     if multiply is not None:
-        spread_ns = _mean_gap_ns(trace, stretch or 1.0) if spread is None else parse_duration(spread)
+        spread_ns = _mean_gap_ns(trace, stretch or 1.0) if spread is None else duration_ns("--spread", spread)
         found = multiplied(found, multiply, spread_ns=spread_ns, seed=draw_seed)
         changes.append(f"multiply {multiply}")
     _write(trace, found, out, changes, force=force)
