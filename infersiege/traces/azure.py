@@ -35,9 +35,7 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]
 
 
 def sniff(head: Head) -> bool:
-    return head.first_line.lstrip('"').startswith((*_COLUMNS, _IMAGES)) and set(_COLUMNS) <= set(
-        header_names(head.first_line)
-    )
+    return "ContextTokens" in head.first_line and set(_COLUMNS) <= set(header_names(head.first_line))
 
 
 def stamp_ns(text: str) -> int:

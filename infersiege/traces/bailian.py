@@ -40,25 +40,25 @@ _NO_PARENT = -1
 _LATE_S = 1e9
 """Later times are looked at: the traces begin at 0."""
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-_Hash = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class _Row(msgspec.Struct, frozen=True):
-    chat_id: int | str
+    chat_id: _Int64 | str
     timestamp: int | float
     input_length: _Tokens
     output_length: _Tokens
-    hash_ids: tuple[_Hash, ...]
-    parent_chat_id: int | str | None = None
+    hash_ids: tuple[_Int64, ...]
+    parent_chat_id: _Int64 | str | None = None
     type: str = ""
 
 
 class _Key(msgspec.Struct, frozen=True):
     """What tells the session of a row."""
 
-    chat_id: int | str
+    chat_id: _Int64 | str
     timestamp: int | float
-    parent_chat_id: int | str | None = None
+    parent_chat_id: _Int64 | str | None = None
 
 
 def sniff(head: Head) -> bool:
@@ -277,7 +277,7 @@ def _checked(row: Placed) -> _Row:
 
 def _identity(value: dict[str, Any], key: str, place: str) -> int | str:
     found = value.get(key)
-    if isinstance(found, str) or type(found) is int:
+    if isinstance(found, str) or (type(found) is int and -(2**63) <= found < 2**63):
         return found
     seen = "is missing" if key not in value else f"is a {type(found).__name__}"
-    raise TraceError(f"{place}: {key} {seen}, a whole number or a string is wanted", hint="is the file whole?")
+    raise TraceError(f"{place}: {key} {seen}, a 64-bit whole number or a string is wanted", hint="is the file whole?")

@@ -51,7 +51,7 @@ def read(source: Source, options: ReadOptions) -> LengthTrace:
     reader = _Reader(source, options, tally)
     rows = 0
     for line, row in reader.table.rows():
-        if reader.full and not reader.sessions_at:
+        if reader.full and reader.sessions_at is None:
             break
         rows += reader.take(line, row)
     restarts = reader.trace.restarts()

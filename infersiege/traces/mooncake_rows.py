@@ -30,13 +30,13 @@ _STRUCTURAL = frozenset(
     | {"message_mode", "context_mode", "tools", *_TEXT_KINDS}
 )
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-_Hash = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class _Timed(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: int | float | str | None = None
     delay: int | float | None = None
-    session_id: str | int | None = None
+    session_id: str | _Int64 | None = None
     message_mode: str | None = None
     context_mode: str | None = None
     extra: dict[str, Any] | None = None
@@ -48,7 +48,7 @@ class HashRow(_Timed, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     input_length: _Tokens
     output_length: _Tokens
-    hash_ids: tuple[_Hash, ...] | None = None
+    hash_ids: tuple[_Int64, ...] | None = None
 
 
 class OddHashRow(HashRow, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class TextRow(_Timed, frozen=True, kw_only=True):
 
 
 class _Named(msgspec.Struct, frozen=True):
-    session_id: str | int | None = None
+    session_id: str | _Int64 | None = None
 
 
 class Found(NamedTuple):
@@ -152,17 +152,18 @@ def _shared(value: dict[str, Any], place: str) -> dict[str, Any]:
     if "delay" in value:
         shared["delay"] = want_number(value, "delay", place)
     for key, kinds, wanted in (
-        ("session_id", (str, int), "a string"),
+        ("session_id", (str, int), "a string or a 64-bit whole number"),
         ("message_mode", (str,), "a string"),
         ("context_mode", (str,), "a string"),
         ("extra", (dict,), "an object"),
     ):
         if key not in value:
             continue
-        if not isinstance(value[key], kinds) or isinstance(value[key], bool):
-            kind = type(value[key]).__name__
+        found = value[key]
+        if not isinstance(found, kinds) or isinstance(found, bool) or (isinstance(found, int) and abs(found) >= 2**63):
+            kind = type(found).__name__
             raise TraceError(f"{place}: {key} is a {kind}, {wanted} is wanted", hint="is the format the right one?")
-        shared[key] = value[key]
+        shared[key] = found
     return shared
 
 
