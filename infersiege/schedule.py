@@ -11,7 +11,8 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from hashlib import blake2b
-from itertools import count
+from itertools import count, groupby
+from operator import itemgetter
 from typing import Literal
 
 import msgspec
@@ -149,13 +150,17 @@ def replay_tickets(
     wrap: Sequence[bool] | None = None,
     duration_ns: int | None = None,
     sessions: int | None = None,
+    jitter_ns: int = 0,
+    seed: int = 0,
     place: int = 0,
     members: int = 1,
     first: int = 0,
 ) -> Iterator[Ticket]:
     """Replay: each workload's own arrivals, `speed` times faster, merged by time (equal times: by workload).
 
-    A trace that wraps starts again one mean gap after its last arrival. Raises UsageError for a trace without times.
+    A trace that wraps starts again one mean gap after its last arrival. Arrivals of a workload that share a time are
+    spread at random over `jitter_ns` from it, in the trace's own time, and never to the next one's; `seed` says how.
+    Raises UsageError for a trace without times.
     """
     _check_split(place, members, first)
     _check_factor("speed", speed)
@@ -170,7 +175,8 @@ def replay_tickets(
         wraps = bool(wrap and wrap[workload])
         if wraps and duration_ns is not None and arrivals:
             total += duration_ns * speed / _period_ns(arrivals) * len(arrivals)
-        times.append(_timed(workload, arrivals, wraps))
+        timed = _timed(workload, arrivals, wraps)
+        times.append(_spread(timed, jitter_ns, _generator(seed, f"jitter {workload}")) if jitter_ns else timed)
     if sessions is None and total > MOST_SESSIONS:
         raise UsageError(
             f"replay at speed {speed:g} asks for {total:,.0f} sessions; the most is {MOST_SESSIONS:,}",
@@ -193,6 +199,23 @@ def _timed(workload: int, arrivals: Sequence[int], wrap: bool) -> Iterator[tuple
             yield turn * period_ns + at_ns, workload, turn * len(arrivals) + place
         if not wrap:
             return
+
+
+def _spread(
+    arrivals: Iterator[tuple[int, int, int]], jitter_ns: int, source: np.random.PCG64
+) -> Iterator[tuple[int, int, int]]:
+    """Arrivals (time, …) in the same order, those of one time at random ones from it on, before the next one's."""
+    ticks = (list(group) for _, group in groupby(arrivals, key=itemgetter(0)))
+    together = next(ticks, [])
+    while together:
+        at_ns, later = together[0][0], next(ticks, [])
+        room_ns = min(jitter_ns, later[0][0] - at_ns) if later else jitter_ns
+        if len(together) > 1:
+            # The generator's raw output, which stays the same over numpy's releases; a product of whole numbers.
+            draws = sorted((word * room_ns) >> 64 for word in source.random_raw(len(together)).tolist())
+            together = [(at_ns + draw, *one[1:]) for draw, one in zip(draws, together, strict=True)]
+        yield from together
+        together = later
 
 
 def _period_ns(arrivals: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ from infersiege.channels import DIALECTS, PROFILES
 from infersiege.channels.url import endpoint_url
 from infersiege.doctor.examination import Examination, examine
 from infersiege.doctor.findings import Check, DoctorError, NotReadyError, Verdict
+from infersiege.doctor.lengths import told_limits, within_context
 from infersiege.doctor.tools import sends_tools
 from infersiege.plan.schema import Channel, Plan
 from infersiege.redact import scrub
@@ -33,6 +34,7 @@ __all__ = [
     "examine",
     "preflight",
     "targets",
+    "told_limits",
     "unexamined",
 ]
 
@@ -93,10 +95,11 @@ def _together(before: ChannelFacts | None, facts: ChannelFacts) -> ChannelFacts:
 
 
 def adapted(plan: Plan, facts: Mapping[str, ChannelFacts]) -> Plan:
-    """The plan as its servers take it: each channel leaves out what its server refuses (CL-04)."""
-    return msgspec.structs.replace(
-        plan, channels={name: _adapted(channel, facts[name]) for name, channel in plan.channels.items()}
-    )
+    """The plan as its servers take it: each channel leaves out what its server refuses (CL-04), and no prompt is longer
+    than its server takes (TR-11).
+    """
+    channels = {name: _adapted(channel, facts[name]) for name, channel in plan.channels.items()}
+    return within_context(msgspec.structs.replace(plan, channels=channels), facts)
 
 
 def _adapted(channel: Channel, facts: ChannelFacts) -> Channel:

@@ -1,12 +1,17 @@
-"""How long a prompt and its answer may be for a channel: the longest row of the traces that go to it."""
+"""How long a prompt and its answer may be for a channel: what its server takes, and the longest row that goes to it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
+
+import msgspec
 
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.trace import trace_of
+from infersiege.rundir import ChannelFacts
+from infersiege.traces.session_lines import cut
 
 _MOST_SESSIONS = 20_000
 _MOST_S = 1.0
@@ -40,6 +45,34 @@ def longest_rows(plan: Plan, channel: str) -> list[Longest]:
     return [longest for longest in found if longest is not None]
 
 
+def within_context(plan: Plan, facts: Mapping[str, ChannelFacts]) -> Plan:
+    """The plan with a context limit in each workload that has none and whose servers tell theirs (TR-11).
+
+    Of a workload that may go to several channels it is the least of theirs that is known: requests are to be the same.
+    """
+    workloads = []
+    for workload in plan.workloads:
+        channels = served_by(plan, workload.channel or next(iter(plan.channels)), workload.scenario)
+        told = [int(facts[name].details["context_length"]) for name in channels if _tells(facts.get(name))]
+        limit = workload.context_limit or min(told, default=None)
+        workloads.append(msgspec.structs.replace(workload, context_limit=limit))
+    return msgspec.structs.replace(plan, workloads=tuple(workloads))
+
+
+def _tells(facts: ChannelFacts | None) -> bool:
+    return facts is not None and facts.details.get("context_length", "").isdigit()
+
+
+def told_limits(before: Plan, after: Plan) -> list[str]:
+    """A line for each workload that got its context limit from its server, before a run."""
+    lines = []
+    for asked, workload in zip(before.workloads, after.workloads, strict=True):
+        if asked.context_limit is None and workload.context_limit is not None:
+            what = "prompts are cut to fit" if workload.too_long == "clip" else "turns over it are skipped"
+            lines.append(f"{workload.scenario}: the server takes {workload.context_limit:,} tokens; {what}")
+    return lines
+
+
 def served_by(plan: Plan, name: str, scenario: str) -> tuple[str, ...]:
     """Channels that a workload's sessions may go to: of a hybrid one, all parts but those of other scenarios."""
     hybrid = plan.hybrids.get(name)
@@ -58,8 +91,8 @@ def _longest(plan: Plan, workload: Workload) -> Longest | None:
     best: Longest | None = None
     index = 0
     while index < count and time.monotonic() < until:
-        session = trace.session(index)
-        for number, turn in enumerate(session.turns[: workload.max_turns]):
+        session = cut(trace.session(index), workload.max_turns)
+        for number, turn in enumerate(session.all_turns()):
             if turn.asked_prompt_tokens is None:
                 continue
             output = turn.asked_output_tokens or plan.sampling.max_tokens

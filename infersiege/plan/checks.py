@@ -29,6 +29,7 @@ _ACTS_IN: Mapping[str, tuple[str, ...]] = {
     "rate": ("open",),
     "arrivals": ("open",),
     "speed": ("replay",),
+    "jitter": ("replay",),
     "late": ("open", "replay"),
     "max_in_flight": ("open", "replay"),
 }

@@ -22,6 +22,7 @@ from infersiege.records.messages import (
     Report,
     Segment,
     Spending,
+    TraceChanges,
 )
 from infersiege.records.rows import (
     ClientHealth,
@@ -105,6 +106,7 @@ __all__ = [
     "TextLengths",
     "TokensFrom",
     "TraceAccount",
+    "TraceChanges",
     "Turn",
     "TurnRecord",
     "Verdict",

@@ -93,6 +93,25 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     """Turns that are held back for want of a grant."""
 
 
+class TraceChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much of one workload was not played as its trace has it. Counts of different workers add up."""
+
+    capped_turns: int = 0
+    """Turns whose delay `delay_cap` shortened."""
+    capped_sessions: int = 0
+    capped_ns: int = 0
+    """What it took away in all."""
+    clipped_turns: int = 0
+    """Turns whose prompt was cut to the context limit."""
+    clipped_sessions: int = 0
+    too_long_turns: int = 0
+    """Turns that were skipped because of the context limit, those after them in their line included."""
+    too_long_sessions: int = 0
+
+    def plus(self, other: TraceChanges) -> TraceChanges:
+        return TraceChanges(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
 class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A line of a session in play, so that the master can write its records if the worker dies.
 
@@ -134,6 +153,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Turns that were about to be sent, since the start."""
     chunks: int = 0
     """Content chunks that arrived since the start, open turns included."""
+    changes: dict[str, TraceChanges] = {}
+    """By workload_key, since the start."""
     finished: bool = False
     """Nothing more to start: the trace or the number of sessions is used up and all turns ended."""
 
@@ -175,3 +196,5 @@ class Bye(msgspec.Struct, frozen=True, kw_only=True):
     """The first exception of ours outside a turn; None: there was none."""
     clock_offset_ns: int
     """As measured at the end; beside the one at the start it tells the drift."""
+    changes: dict[str, TraceChanges] = {}
+    """By workload_key."""

@@ -130,6 +130,20 @@ class TraceAccount(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, int]
     repeat_factor: float | None
     """How often a finite trace was played on average; above 1 it is (also) a cache test."""
+    capped_delays: int = 0
+    """Turns whose think or tool time `delay_cap` shortened."""
+    capped_delay_s: float = 0.0
+    """What it took away in all."""
+    context_limit: int | None = None
+    """Most tokens of prompt and output together that were sent; None: no limit was known."""
+    clipped_turns: int = 0
+    """Turns whose prompt was cut to the context limit."""
+    clipped_sessions: int = 0
+    """Sessions that have such turns."""
+    too_long_turns: int = 0
+    """Turns that were skipped because of the context limit, those after them in their line included."""
+    too_long_sessions: int = 0
+    """Sessions that have such turns."""
 
 
 class RuleResult(msgspec.Struct, frozen=True, kw_only=True):

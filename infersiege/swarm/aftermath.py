@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
 from infersiege.plan.schema import Plan
 from infersiege.plan.values import format_duration
-from infersiege.records import WorkerSummary
+from infersiege.records import TraceChanges, WorkerSummary
 from infersiege.rundir import PlanFile, StageFacts
 from infersiege.swarm.ending import MasterResult
 from infersiege.swarm.losses import Loss
-from infersiege.swarm.source import SessionSource
+from infersiege.swarm.source import SessionSource, changed_traces
 from infersiege.swarm.timeline import STAGE, settling_ns
 
 CLOCK_DRIFT_NS = 50_000_000
@@ -26,11 +27,14 @@ class LostShare:
     sessions: dict[str, int]
     """By scenario."""
     planned_turns: int = 0
+    changes: dict[str, TraceChanges] = field(default_factory=dict)
+    """How much they had not played as the trace has it, by workload."""
 
     def add(self, loss: Loss) -> None:
         self.planned_turns += loss.planned_turns
         for scenario, count in loss.sessions.items():
             self.sessions[scenario] = self.sessions.get(scenario, 0) + count
+        _add(self.changes, loss.changes)
 
 
 def stage_facts(plan: Plan, source: SessionSource, started_ns: int, ended_ns: int | None) -> StageFacts:
@@ -59,6 +63,7 @@ def final_facts(
 ) -> PlanFile:
     """plan.json as it is kept."""
     started = sessions_started(result, lost)
+    accounts = source.accounts(started, trace_changes(result, lost))
     stages: tuple[StageFacts, ...] = ()
     if result.started_ns is not None:
         ended_ns = result.load_ended_ns if result.load_ended_ns is not None else result.ended_ns
@@ -71,11 +76,17 @@ def final_facts(
         interrupted=result.interrupted,
         stages=stages,
         planned_turns=lost.planned_turns + sum(bye.planned_turns for bye in farewells),
-        traces=source.accounts(started),
+        traces=accounts,
         workers=worker_summaries(result),
         budgets=result.budgets,
         invalid=(*invalid, *_faults(result), *_unplayed(plan, result, sum(started.values()))),
-        warnings=(*file.warnings, *_budget_ended(plan, result), *_drifts(result), *_spools(result)),
+        warnings=(
+            *file.warnings,
+            *changed_traces(accounts, plan),
+            *_budget_ended(plan, result),
+            *_drifts(result),
+            *_spools(result),
+        ),
     )
 
 
@@ -86,6 +97,20 @@ def sessions_started(result: MasterResult, lost: LostShare) -> dict[str, int]:
         for scenario, count in (worker.bye.sessions_started if worker.bye else {}).items():
             started[scenario] = started.get(scenario, 0) + count
     return started
+
+
+def trace_changes(result: MasterResult, lost: LostShare) -> dict[str, TraceChanges]:
+    """By workload, over all workers."""
+    changes = dict(lost.changes)
+    for worker in result.fleet.alive():
+        if worker.bye is not None:
+            _add(changes, worker.bye.changes)
+    return changes
+
+
+def _add(total: dict[str, TraceChanges], more: Mapping[str, TraceChanges]) -> None:
+    for workload, changes in more.items():
+        total[workload] = total.get(workload, TraceChanges()).plus(changes)
 
 
 def _faults(result: MasterResult) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from gevent.event import Event
 from gevent.pool import Group
 
-from infersiege.records import Reason
+from infersiege.records import Reason, TraceChanges
 from infersiege.swarm.ledger import Ledger, OpenSession
 from infersiege.swarm.routes import Clients, Way
 from infersiege.traces.conversation import Conversation
@@ -108,11 +108,30 @@ class SessionInPlay:
                 self.end(branch, reason, detail)
         line.over.set()
 
-    def note(self, line: LineInPlay, what: str, amount: int, extra: dict[str, int] | None = None) -> None:
-        """Count turns that are not played as the trace has them, and the session once for all of them."""
+    def capped(self, cut_ns: int) -> None:
+        """A turn's delay was shortened by so much."""
+        first = self._first("capped")
+        self._ledger.changed(
+            self.main.opened, TraceChanges(capped_turns=1, capped_ns=cut_ns, capped_sessions=int(first))
+        )
+
+    def clipped(self) -> None:
+        """A turn's prompt was cut."""
+        first = self._first("clipped")
+        self._ledger.changed(self.main.opened, TraceChanges(clipped_turns=1, clipped_sessions=int(first)))
+
+    def too_long(self, line: LineInPlay) -> None:
+        """The next turn of a line can't be sent, nor what comes after it."""
+        before, first = self._ledger.closed_turns, self._first("too_long")
+        self.end(line, Reason.TOO_LONG)
+        skipped = self._ledger.closed_turns - before
+        self._ledger.changed(self.main.opened, TraceChanges(too_long_turns=skipped, too_long_sessions=int(first)))
+
+    def _first(self, what: str) -> bool:
+        """Whether the session is counted for this for the first time."""
         first = what not in self._noted
         self._noted.add(what)
-        self._ledger.changed(line.opened, {f"{what}_turns": amount, f"{what}_sessions": int(first), **(extra or {})})
+        return first
 
     def wait(self) -> None:
         """Until every line that was started is over."""

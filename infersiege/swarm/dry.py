@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-import msgspec
 from rich.console import Console
 
-from infersiege.cost import BYTES_PER_TOKEN, HOUR_NS, dearest, gpu_hours_cost, money, tokens_cost
-from infersiege.plan.schema import Plan, Price, Workload
+from infersiege.cost import HOUR_NS, dearest, gpu_hours_cost, money, tokens_cost
+from infersiege.plan.schema import Plan, Price
 from infersiege.plan.values import format_duration
-from infersiege.records import Turn
-from infersiege.schedule import Ticket
-from infersiege.swarm.source import SessionSource
+from infersiege.records import TraceChanges
+from infersiege.swarm.ledger import workload_key
+from infersiege.swarm.source import SessionSource, changed_traces, workload_channel
 from infersiege.traces import Conversation, describe
 
 SAMPLE = 200
@@ -42,6 +40,8 @@ class Sample:
 
     sessions: int = 0
     by_channel: dict[str, Volume] = field(default_factory=dict)
+    changes: dict[str, TraceChanges] = field(default_factory=dict)
+    """What is not played as the traces have it, by `workload_key`."""
     sessions_in_all: int | None = None
     """Of the whole run; None: the answers decide."""
 
@@ -58,6 +58,7 @@ def dry_run(plan: Plan, console: Console) -> None:
         console.print(f"{workload.scenario}: {describe(trace).line()}", highlight=False, markup=False)
     sample = sampled(plan, source)
     volumes = list(sample.by_channel.values())
+    accounts = source.accounts({}, sample.changes)
     turns, guessed = sum(one.turns for one in volumes), sum(one.guessed for one in volumes)
     prompt, output = sum(one.prompt_tokens for one in volumes), sum(one.output_tokens for one in volumes)
     console.print(
@@ -65,7 +66,8 @@ def dry_run(plan: Plan, console: Console) -> None:
         + (f" ({guessed} prompts by their size)" if guessed else ""),
         highlight=False,
     )
-    for line in (_in_all(sample, turns), *expected_cost(plan, sample)):
+    changed = (f"first {sample.sessions} sessions: {line}" for line in changed_traces(accounts, plan))
+    for line in (*changed, _in_all(sample, turns), *expected_cost(plan, sample)):
         console.print(line, highlight=False, markup=False)
 
 
@@ -85,43 +87,41 @@ def sampled(plan: Plan, source: SessionSource) -> Sample:
         found.sessions += 1
         workload = plan.workloads[ticket.workload]
         volume = found.by_channel.setdefault(source.channel_of(ticket)[0], Volume())
-        _count(volume, plan, workload, source, ticket)
+        key = workload_key(workload.scenario, workload_channel(plan, workload))
+        changed = _count(volume, source.conversation(ticket))
+        found.changes[key] = found.changes.get(key, TraceChanges()).plus(changed)
     found.sessions_in_all = _sessions(plan, source)
     return found
 
 
-def _count(volume: Volume, plan: Plan, workload: Workload, source: SessionSource, ticket: Ticket) -> None:
-    conversation = source.conversation(ticket)
-    turns = conversation.session.turns[: conversation.turns]
-    sizes = _sizes(conversation) if any(turn.asked_prompt_tokens is None for turn in turns) else [0] * len(turns)
-    before = 0
-    for turn, size in zip(turns, sizes, strict=True):
-        prompt = size if turn.asked_prompt_tokens is None else turn.asked_prompt_tokens
-        output = _most_output(turn, plan.sampling.max_tokens)
+def _count(volume: Volume, conversation: Conversation) -> TraceChanges:
+    """Add what a session asks for; returns what of it is not played as the trace has it."""
+    fresh = {line.first_turn for line in conversation.lines if not line.inherits}
+    sent: dict[int | None, int] = {}
+    capped = clipped = cut_ns = 0
+    for turn in conversation.outlines():
+        if turn.too_long:
+            continue
+        prompt = turn.prompt_tokens
+        before = 0 if turn.index in fresh else sent.get(turn.parent, 0)
+        sent[turn.index] = prompt
         volume.turns += 1
         volume.guessed += turn.asked_prompt_tokens is None
         volume.prompt_tokens += prompt
         volume.repeated_tokens += min(before, prompt)
-        volume.output_tokens += output if workload.max_tokens is None else min(output, workload.max_tokens)
-        before = prompt
-
-
-def _most_output(turn: Turn, otherwise: int) -> int:
-    """Output tokens that will be asked for: the recorded length, else the row's own limit, else the plan's."""
-    if turn.asked_output_tokens is not None:
-        return turn.asked_output_tokens
-    limits = (turn.extra.get(name) for name in ("max_completion_tokens", "max_tokens"))
-    return next((limit for limit in limits if isinstance(limit, int)), otherwise)
-
-
-def _sizes(conversation: Conversation) -> Sequence[int]:
-    """About how many tokens each prompt of a session has, by the bytes of its messages and tools."""
-    sizes = []
-    while (turn := conversation.next_turn()) is not None:
-        written = len(msgspec.json.encode(turn.messages)) + len(msgspec.json.encode(turn.tools or []))
-        sizes.append(-(-written // BYTES_PER_TOKEN))
-        conversation.answered("")
-    return sizes
+        volume.output_tokens += turn.max_tokens
+        capped, cut_ns = capped + turn.delay_capped, cut_ns + turn.delay_cut_ns
+        clipped += turn.clipped_tokens > 0
+    too_long = conversation.turns - len(sent)
+    return TraceChanges(
+        capped_turns=capped,
+        capped_sessions=int(capped > 0),
+        capped_ns=cut_ns,
+        clipped_turns=clipped,
+        clipped_sessions=int(clipped > 0),
+        too_long_turns=too_long,
+        too_long_sessions=int(too_long > 0),
+    )
 
 
 def _sessions(plan: Plan, source: SessionSource) -> int | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from infersiege.records import OpenTurn, Outcome, Phase, Reason, TurnRecord
+from infersiege.records import OpenTurn, Outcome, Phase, Reason, TraceChanges, TurnRecord
 from infersiege.swarm.spool import JournalLine
 from infersiege.traces.session_lines import Line
 
@@ -132,8 +132,8 @@ class Ledger:
     """Lines that are not over."""
     sessions_taken: dict[str, int] = field(default_factory=dict)
     """By `workload_key`; a session with branches is one."""
-    changes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """By `workload_key`: how much is not played as the trace has it, by the fields of `records.TraceChanges`."""
+    changes: dict[str, TraceChanges] = field(default_factory=dict)
+    """By `workload_key`: how much is not played as the trace has it."""
     planned_turns: int = 0
     started_turns: int = 0
     closed_turns: int = 0
@@ -191,12 +191,10 @@ class Ledger:
         while session.next_turn < session.end:
             self.close(session, self._unsent(session, reason, detail))
 
-    def changed(self, session: OpenSession, counts: Mapping[str, int]) -> None:
+    def changed(self, session: OpenSession, changes: TraceChanges) -> None:
         """Turns of a session are not played as the trace has them: add to the `changes` of its workload."""
         key = workload_key(session.scenario, session.routed_by or session.channel.name)
-        counted = self.changes.setdefault(key, {})
-        for name, count in counts.items():
-            counted[name] = counted.get(name, 0) + count
+        self.changes[key] = self.changes.get(key, TraceChanges()).plus(changes)
 
     def skip_all(self, reason: Reason) -> None:
         """The last net: sessions whose greenlet never got to write its own."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from infersiege.errors import InfersiegeError
-from infersiege.records import OpenTurn, Outcome, Reason, TurnRecord
+from infersiege.records import OpenTurn, Outcome, Reason, TraceChanges, TurnRecord
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import ChannelLabels, LineKey, unsent_record, workload_key
@@ -28,6 +28,8 @@ class Loss:
     sessions: dict[str, int]
     """Sessions that it had taken, by `workload_key`, as far as is known."""
     planned_turns: int
+    changes: dict[str, TraceChanges] = field(default_factory=dict)
+    """How much it had not played as the trace has it, by `workload_key`, as far as it had told."""
 
 
 class LossAccount:
@@ -87,6 +89,7 @@ class LossAccount:
             skipped=len(rows) - lost,
             sessions=dict(worker.bye.sessions_started if worker.bye else taken),
             planned_turns=max(told, len(closed) + len(rows)),
+            changes=dict(worker.bye.changes if worker.bye else worker.report.changes if worker.report else {}),
         )
 
     def _local_spool(self, worker: WorkerState) -> Path | None:

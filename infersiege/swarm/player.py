@@ -132,8 +132,7 @@ class SessionPlayer:
         line, play, conversation, way = work.line, work.play, work.conversation, work.way
         while (turn := conversation.next_turn()) is not None:
             if turn.too_long:
-                play.note(line, "too_long", line.opened.end - turn.index)
-                play.end(line, Reason.TOO_LONG)
+                play.too_long(line)
                 return last
             # Built before it is due: writing 100 KB of JSON must not make it late.
             early = {way.likely: way.request(way.likely, turn, self._request_id(line.opened, turn))}
@@ -145,9 +144,9 @@ class SessionPlayer:
             if leg is None:
                 return last
             if turn.delay_cut_ns:
-                play.note(line, "capped", 1, {"capped_ns": turn.delay_cut_ns})
+                play.capped(turn.delay_cut_ns)
             if turn.clipped_tokens:
-                play.note(line, "clipped", 1)
+                play.clipped()
             played, last = self._play_turn(work, turn, leg, early)
             due_ns = line.ended_ns = played.ended_ns
             if last.outcome is Outcome.CANCELLED:

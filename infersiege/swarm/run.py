@@ -15,7 +15,7 @@ from random import Random
 import msgspec
 from rich.console import Console
 
-from infersiege.doctor import adapted, preflight, unexamined
+from infersiege.doctor import adapted, preflight, told_limits, unexamined
 from infersiege.errors import ExitCode, InfersiegeError, RunInvalidError, UsageError
 from infersiege.plan.borrowed import open_key_files
 from infersiege.plan.load import plan_hash, plan_json, resolve
@@ -105,9 +105,10 @@ def run_plan(
         except BaseException:
             discard(run)
             raise
-        for line in (*introductions(channels), *cost_ahead(plan, source)):
+        asked, plan = plan, adapted(plan, channels)
+        source = source.of_plan(plan)
+        for line in (*introductions(channels), *told_limits(asked, plan), *cost_ahead(plan, source)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-        plan = adapted(plan, channels)
         board.emulated = any(facts.emulated for facts in channels.values())
         campaign = Campaign(plan, source, channels, fleet, run, board, console, interrupts, environ)
         return campaign.execute(gated=options.gated)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from infersiege.channels.routing import ByScenario, Failover, Overflow, Policy, Weighted
 from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.trace import trace_of
-from infersiege.records import Session, TextLengths, TraceAccount
+from infersiege.plan.values import format_duration
+from infersiege.records import Session, TextLengths, TraceAccount, TraceChanges
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
 from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.texts import synthesizers
@@ -57,6 +58,12 @@ class SessionSource:
         other._members = members
         return other
 
+    def of_plan(self, plan: Plan) -> SessionSource:
+        """The same share of the same traces, played as another plan says: one with the same workloads and seed."""
+        other = copy.copy(self)
+        other.plan = plan
+        return other
+
     def tickets(self) -> Iterator[Ticket]:
         """This worker's tickets, in order; endless for a closed loop over a trace that wraps."""
         plan = self.plan
@@ -93,6 +100,8 @@ class SessionSource:
             wrap=[workload.wrap for workload in workloads],
             duration_ns=plan.run.duration_ns,
             sessions=sessions,
+            jitter_ns=load.jitter_ns,
+            seed=plan.run.seed,
             place=self._place,
             members=self._members,
         )
@@ -168,14 +177,20 @@ class SessionSource:
             for warning in trace.warnings
         ]
 
-    def accounts(self, started: dict[str, int]) -> tuple[TraceAccount, ...]:
-        """Rows in = sessions started + skipped + not started. `started`: sessions by `workload_key`, of all workers."""
-        return tuple(
-            _account(
-                workload, trace, started.get(workload_key(workload.scenario, workload_channel(self.plan, workload)), 0)
-            )
-            for workload, trace in zip(self.plan.workloads, self.traces, strict=True)
-        )
+    def accounts(
+        self, started: Mapping[str, int], changes: Mapping[str, TraceChanges] | None = None
+    ) -> tuple[TraceAccount, ...]:
+        """Rows in = sessions started + skipped + not started.
+
+        `started`: sessions by `workload_key`, of all workers; `changes`: what was not played as the trace has it, by
+        the same.
+        """
+        found = []
+        for workload, trace in zip(self.plan.workloads, self.traces, strict=True):
+            key = workload_key(workload.scenario, workload_channel(self.plan, workload))
+            changed = (changes or {}).get(key, TraceChanges())
+            found.append(_account(workload, trace, started.get(key, 0), changed))
+        return tuple(found)
 
     def arrivals_between(self, first_ns: int, last_ns: int) -> int:
         """Arrivals of the whole schedule that are due in [first, last) from the start, over all workers."""
@@ -222,7 +237,7 @@ def _labels(plan: Plan) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _account(workload: Workload, trace: Trace, started: int) -> TraceAccount:
+def _account(workload: Workload, trace: Trace, started: int, changed: TraceChanges) -> TraceAccount:
     sessions = trace.sessions
     return TraceAccount(
         scenario=workload.scenario,
@@ -235,4 +250,35 @@ def _account(workload: Workload, trace: Trace, started: int) -> TraceAccount:
         not_started=None if sessions is None else max(0, sessions - started),
         skipped=dict(trace.skipped),
         repeat_factor=started / sessions if sessions else None,
+        capped_delays=changed.capped_turns,
+        capped_delay_s=changed.capped_ns / 1e9,
+        context_limit=workload.context_limit,
+        clipped_turns=changed.clipped_turns,
+        clipped_sessions=changed.clipped_sessions,
+        too_long_turns=changed.too_long_turns,
+        too_long_sessions=changed.too_long_sessions,
     )
+
+
+def changed_traces(accounts: Sequence[TraceAccount], plan: Plan) -> list[str]:
+    """A line for each way in which a workload was not played as its trace has it."""
+    lines = []
+    for account, workload in zip(accounts, plan.workloads, strict=True):
+        if account.capped_delays:
+            cap = format_duration(workload.delay_cap_ns or 0)
+            lines.append(
+                f"{account.scenario}: {account.capped_delays:,} delays are cut to delay_cap = {cap}, by "
+                f"{account.capped_delay_s:,.1f} s in all"
+            )
+        limit = f"the context limit of {account.context_limit or 0:,} tokens"
+        if account.clipped_turns:
+            lines.append(
+                f"{account.scenario}: {account.clipped_turns:,} prompts of {account.clipped_sessions:,} sessions are "
+                f"cut to {limit}"
+            )
+        if account.too_long_turns:
+            lines.append(
+                f"{account.scenario}: {account.too_long_turns:,} turns of {account.too_long_sessions:,} sessions are "
+                f"skipped: over {limit}, or after one that is"
+            )
+    return lines

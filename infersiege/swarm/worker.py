@@ -306,6 +306,7 @@ class Worker:
             closed_turns=share.ledger.closed_turns,
             started_turns=share.ledger.started_turns,
             chunks=share.turns.chunks,
+            changes=share.ledger.changes,
             finished=share.finished(),
         )
         messages.send(self._runner, report)
@@ -363,6 +364,7 @@ class Worker:
             spool_error=spool.disk_error,
             fault=share.fault,
             clock_offset_ns=self._clock.offset_ns if self._clock.answers else 0,
+            changes=share.ledger.changes,
         )
         messages.send(self._runner, bye)
         if not spool.empty():

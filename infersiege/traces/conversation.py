@@ -168,7 +168,8 @@ class Conversation:
     def outlines(self) -> Iterator[PreparedTurn]:
         """Every turn of every line in the order of their numbers, as if each were answered; no text is made.
 
-        Of a conversation that has not begun; it is then at its end.
+        What comes after a turn that is too long is left out, as it is never sent. To be asked of a conversation that
+        has not begun, which is then at its end.
         """
         waiting: dict[int | None, list[Line]] = {}
         for line in self.lines[1:]:
@@ -179,6 +180,8 @@ class Conversation:
             walk = left.pop()
             while (turn := walk._advance(write=False)) is not None:
                 found.append(turn)
+                if turn.too_long:
+                    break
                 walk.answered("")
                 left += filter(None, map(walk.branch, waiting.get(turn.index, ())))
         yield from sorted(found, key=lambda turn: turn.index)

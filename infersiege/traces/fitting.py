@@ -13,6 +13,8 @@ from infersiege.records import BlockText, Message
 Part: TypeAlias = tuple[Message, BlockText | None]
 """A message of a request, and the text that is to be written into its content."""
 
+MESSAGE_TOKENS = 4
+"""What a chat template makes of a message beside its text."""
 LEAST_TOKENS = 16
 """What a synthesised text keeps of itself however much is cut: its first word takes most of it."""
 
@@ -41,7 +43,7 @@ def part_tokens(part: Part) -> int:
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if isinstance(text, str))
     if message.get("tool_calls"):
         size += len(msgspec.json.encode(message["tool_calls"]))
-    return -(-size // BYTES_PER_TOKEN) + (sum(block.tokens) if block is not None else 0)
+    return -(-size // BYTES_PER_TOKEN) + MESSAGE_TOKENS + (sum(block.tokens) if block is not None else 0)
 
 
 def clipped(parts: Sequence[Part], tokens: int, room: int, *, fixed: int = 0) -> tuple[list[Part], int] | None:
