@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_talks import ANSWER, EXAMPLES, USER, requests, sessions, talk, write
 
@@ -512,3 +512,72 @@ def test_formats_of_conversations_are_told_apart(tmp_path, text, format, why):
     (tmp_path / "t").write_text(text)
     trace = open_trace(str(tmp_path / "t"))
     assert (trace.format, trace.sessions is not None and trace.sessions >= 1) == (format, True), why
+
+
+# ------------------------------------------------------------------------------------------------ anything at all
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = (
+    "messages conversations conversation turns id question_id timestamp body url session_id input prompt tools role "
+    "content from value type tool_calls language system headers completion_tokens text reasoning output call_id "
+    "tool_choice delay"
+).split()
+WORDS = st.sampled_from(
+    [
+        "user",
+        "assistant",
+        "human",
+        "function_call",
+        "tool",
+        "message",
+        "function_call_output",
+        "a_0",
+        "a_1",
+        "/v1/responses",
+    ]
+)
+OBJECT = st.recursive(
+    JSON | WORDS,
+    lambda inner: st.dictionaries(st.sampled_from(FIELDS), inner | st.lists(inner, max_size=3), max_size=5),
+    max_leaves=20,
+)
+FORMATS = [
+    ("openai-messages", {}),
+    ("openai-messages", {"rows": "cumulative"}),
+    ("openai-messages", {"rows": "deltas", "unit": "s"}),
+    ("full-body", {}),
+    ("full-body", {"session": "id", "unit": "ms"}),
+    ("sharegpt", {}),
+    ("sharegpt", {"join_parts": "numbers"}),
+    ("wildchat", {}),
+    ("vllm-multi-turn", {}),
+    ("mt-bench", {}),
+]
+
+
+@pytest.mark.parametrize(("format", "options"), FORMATS)
+@given(rows=st.lists(OBJECT, min_size=1, max_size=3), in_array=st.booleans())
+def test_any_json_is_read_or_refused_by_a_trace_error(tmp_path_factory, format, options, rows, in_array):
+    path = tmp_path_factory.mktemp("any") / "t"
+    (array if in_array else write)(path, *rows)
+    try:
+        trace = open_trace(str(path), format=format, options=options)
+    except TraceError as error:
+        assert str(path) in str(error)
+    else:
+        for index in range(trace.sessions or 0):
+            requests(trace, index)
+
+
+@pytest.mark.parametrize(("format", "options"), FORMATS)
+@settings(max_examples=30)
+@given(data=st.binary(max_size=100))
+def test_any_bytes_are_refused_by_a_trace_error(tmp_path_factory, format, options, data):
+    path = tmp_path_factory.mktemp("any") / "t"
+    path.write_bytes(data)
+    with pytest.raises(TraceError):
+        open_trace(str(path), format=format, options=options)
