@@ -521,11 +521,14 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = (
-    "messages conversations conversation turns id question_id timestamp body url session_id input prompt tools role "
-    "content from value type tool_calls language system headers completion_tokens text reasoning output call_id "
-    "tool_choice delay"
-).split()
+# fmt: off
+FIELDS = [
+    "messages", "conversations", "conversation", "turns", "id", "question_id", "timestamp", "body",
+    "url", "session_id", "input", "prompt", "tools", "role", "content", "from",
+    "value", "type", "tool_calls", "language", "system", "headers", "completion_tokens", "text",
+    "reasoning", "output", "call_id", "tool_choice", "delay",
+]
+# fmt: on
 WORDS = st.sampled_from(
     [
         "user",
