@@ -42,7 +42,7 @@ def sentences(found: Description) -> Iterator[str]:
     if found.longest is not None:
         longest = found.longest
         where = "" if longest.source_line is None else f"line {longest.source_line:,}, "
-        output = f" + {longest.output_tokens:,} output" if longest.output_tokens is not None else ", output not known"
+        output = f" + {longest.output_tokens:,} output" if longest.output_tokens is not None else ", unknown output,"
         yield f"longest request: {longest.input_tokens:,} prompt{output} tokens ({where}turn {longest.turn})"
     if found.delays is not None:
         yield cap_words(found.delays)

@@ -146,13 +146,11 @@ class _Gathered:
         self.turn_counts.append(count)
         self.branches += len(session.branches)
         own: set[int] | None = None if count < 2 else set()
-        starts = list(_starts(session))
+        begun: dict[int | None, list[tuple[Branch, int]]] = {}
+        for branch, start in _starts(session):
+            begun.setdefault(branch.after, []).append((branch, start))
         main = _Row(Line(self._cache, own), session.turns, 0, Mark.MAIN)
-        waiting = [
-            _Row(Line(self._cache, own), branch.turns, start, Mark(0))
-            for branch, start in starts
-            if branch.after is None
-        ]
+        waiting = [_Row(Line(self._cache, own), branch.turns, start, Mark(0)) for branch, start in begun.get(None, ())]
         stack = [*reversed(waiting), main]
         while stack:
             row = stack.pop()
@@ -162,9 +160,7 @@ class _Gathered:
             self._play(index, number, session, row)
             row.place += 1
             stack.append(row)
-            if starts:
-                begun = [(branch, start) for branch, start in starts if branch.after == number]
-                stack += [self._begun(row, branch, start, own) for branch, start in reversed(begun)]
+            stack += [self._begun(row, branch, start, own) for branch, start in reversed(begun.get(number, ()))]
 
     def _begun(self, parent: _Row, branch: Branch, start: int, own: set[int] | None) -> _Row:
         if not branch.inherits:
