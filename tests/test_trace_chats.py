@@ -563,6 +563,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize(("format", "options"), FORMATS)
+@settings(max_examples=40)
 @given(rows=st.lists(OBJECT, min_size=1, max_size=3), in_array=st.booleans())
 def test_any_json_is_read_or_refused_by_a_trace_error(tmp_path_factory, format, options, rows, in_array):
     path = tmp_path_factory.mktemp("any") / "t"
@@ -577,7 +578,7 @@ def test_any_json_is_read_or_refused_by_a_trace_error(tmp_path_factory, format, 
 
 
 @pytest.mark.parametrize(("format", "options"), FORMATS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_refused_by_a_trace_error(tmp_path_factory, format, options, data):
     path = tmp_path_factory.mktemp("any") / "t"
