@@ -56,17 +56,17 @@ def span_rows(source: Source) -> Iterator[Row]:
     """
     view = memoryview(source.data())
     rows = source.rows()
-    row = next(rows, None)
+    row, following = next(rows, None), next(rows, None)
     for whole in source.documents():
         if row is None or row.start >= whole.end:
             continue
-        lines = _is_json(view[row.start : row.end])
+        lines = following is not None and following.start < whole.end and _is_json(view[row.start : row.end])
         if not lines:
             yield from _spans_in(source, view, Row(1, row.start, whole.end), numbered=True)
         while row is not None and row.start < whole.end:
             if lines:
                 yield from _spans_in(source, view, row, numbered=False)
-            row = next(rows, None)
+            row, following = following, next(rows, None)
 
 
 def _is_json(line: memoryview) -> bool:
