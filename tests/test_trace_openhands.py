@@ -316,3 +316,44 @@ def _events(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             case {"content": text}:
                 events.append(event(ident, "agent", action="message", args={"content": text}))
     return events
+
+
+KEYS = [
+    *("history", "instance_id", "metrics", "id", "timestamp", "source", "action", "observation", "args", "content"),
+    *("tool_call_metadata", "tool_call_id", "model_response", "choices", "message", "tool_calls", "function", "name"),
+    *("arguments", "response_latencies", "token_usages", "usage", "latency", "response_id", "forgotten_event_ids"),
+    *("role", "agent", "trajectory", "execution_time", "tool_call_ids", "is_demo", "messages", "extra", "object"),
+    *("output", "type", "steps", "schema_version", "session_id", "observation", "results", "source_call_id", "traj"),
+    *("subagent_trajectories", "subagent_trajectory_ref", "trajectory_id", "extras", "metadata", "attempts"),
+]
+WORDS = ["user", "agent", "system", "assistant", "tool", "run", "message", "condensation", "finish", "recall", "a", ""]
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 3) | st.floats(allow_nan=False) | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=20,
+)
+EVENT = st.dictionaries(st.sampled_from(KEYS), VALUE, max_size=6)
+SHAPED = {
+    "openhands": EVENT.map(lambda row: {"history": [asked(0), row, acted(2, metadata("r", ["a"], "a")), row]}),
+    "swe-agent": st.lists(EVENT, max_size=3).map(
+        lambda rows: {"history": [{"role": "user", "content": "x"}, *rows, {"role": "assistant"}], "trajectory": rows}
+    ),
+    "mini-swe-agent": st.lists(EVENT, max_size=3).map(lambda rows: [{"role": "user", "content": "x"}, *rows]),
+    "atif": st.lists(EVENT, max_size=3).map(lambda rows: {"steps": [{"source": "user", "message": "x"}, *rows]}),
+    "tau-bench": st.lists(EVENT, max_size=3).map(lambda rows: [{"traj": [{"role": "user", "content": "x"}, *rows]}]),
+}
+
+
+@pytest.mark.parametrize("format", SHAPED)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_json_is_read_or_refused_with_its_place(tmp_path_factory, format, data):
+    path = tmp_path_factory.mktemp("fuzz") / "t.json"
+    path.write_text(json.dumps(data.draw(SHAPED[format] | VALUE)), encoding="utf-8")
+    try:
+        trace = open_trace(str(path), format=format)
+    except TraceError as error:
+        assert str(path) in str(error)
+    else:
+        check_requests(trace)
+        check_conserved(trace)

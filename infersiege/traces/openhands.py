@@ -178,7 +178,7 @@ class _History:
         key = _response(event)
         stored = _object(metadata.get("model_response"))
         message = _message(stored)
-        content = _text(message.get("content")) or _text(args.get("thought"))
+        content = _joined(message.get("content")) or _text(args.get("thought"))
         if event["action"] == "finish":
             # It is carried out at once and has no result: to later requests it is a text.
             text = content or _text(args.get("final_thought")) or _text(event.get("message"))
@@ -291,6 +291,13 @@ def _message(response: dict[str, Any]) -> dict[str, Any]:
     choices = response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     return _object(_object(first).get("message"))
+
+
+def _joined(content: object) -> str:
+    """A message's text, which some providers give in parts."""
+    if not isinstance(content, list):
+        return _text(content)
+    return "\n".join(text for part in content if (text := _text(_object(part).get("text"))))
 
 
 def _tools(raw: object) -> tuple[dict[str, Any], ...] | None:

@@ -138,8 +138,10 @@ def _is_empty(message: Message) -> bool:
     return message["role"] == "user" and (not content.strip() if isinstance(content, str) else not content)
 
 
-def answer(content: str | list[Any] | None, calls: Sequence[dict[str, Any]] = ()) -> Message:
-    """An assistant message: its content is null only where it calls tools."""
+def answer(content: object, calls: Sequence[dict[str, Any]] = ()) -> Message:
+    """An assistant message: its content is null only where it calls tools. Raises UnsendableError."""
+    if content is not None and not isinstance(content, str | list):
+        raise UnsendableError("message_without_content")
     message: Message = {"role": "assistant", "content": content or (None if calls else "")}
     if calls:
         message["tool_calls"] = list(calls)
@@ -185,8 +187,7 @@ def openai_message(raw: dict[str, Any], tally: Tally) -> Message:
     """A message of OpenAI's form with the keys that servers know, and nothing that exporters add. Raises
     UnsendableError."""
     if raw.get("role") == "assistant":
-        message = answer(raw.get("content"), openai_calls(raw.get("tool_calls"), tally))
-        return message if not raw.get("name") else {**message, "name": raw["name"]}
+        return answer(raw.get("content"), openai_calls(raw.get("tool_calls"), tally))
     kept = {key: raw[key] for key in ("role", "content", "name", "tool_call_id") if raw.get(key) is not None}
     if kept.get("role") == "tool":
         kept.setdefault("content", "")
