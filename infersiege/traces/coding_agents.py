@@ -35,7 +35,7 @@ def filled(turns: Sequence[Turn], *, scope: str, ident: int, options: ReadOption
     if missing <= 0:
         return list(turns)
     tokens = options.prompt_tokens(missing)
-    block = BlockText(scope=scope, ids=(ident,), tokens=(tokens,), language=options.language)
+    block = BlockText(scope=scope, ids=(ident,), tokens=(tokens,), language=options.language, shared=True)
     found = []
     for number, turn in enumerate(turns):
         if turn.asked_prompt_tokens is not None:
