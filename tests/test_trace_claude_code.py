@@ -419,7 +419,7 @@ MALFORMED = [
     ({"type": "user", "message": {}}, "uuid is missing, a string is wanted", "no uuid"),
     (
         {"type": "user", "uuid": "u", "message": SECRET},
-        "message is a str, an object is wanted",
+        "Expected `object | null`, got `str` - at `$.message`",
         "a message that is none",
     ),
     (
