@@ -301,7 +301,7 @@ def sendable(requests: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 
 @given(st.lists(LISTS, min_size=1, max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_read_to_normal_form_and_back_is_equal_and_every_request_is_there(tmp_path_factory, sessions):
     folder = tmp_path_factory.mktemp("weka")
     documents = [document(*timed(requests), id=f"s{number}") for number, requests in enumerate(sessions)]

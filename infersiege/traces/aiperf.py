@@ -38,7 +38,7 @@ NAME = "aiperf-multi-turn"
 
 OPTIONS: dict[str, Option] = {}
 
-_MOST_TURNS = 100_000
+_MOST_TURNS = 20_000
 """Of one session: children that many spawn, which spawn others, can multiply without bound."""
 _DEEPEST = 200
 

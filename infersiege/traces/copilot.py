@@ -22,10 +22,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from infersiege.errors import TraceError
 from infersiege.records import Session
 from infersiege.traces.chat import UnsendableError
-from infersiege.traces.growth import Growth
+from infersiege.traces.growth import Growth, Resent, settled
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.lines import Line, Request, parts
@@ -87,11 +89,12 @@ def _session(row: Placed, tally: Tally, options: ReadOptions, scope: str) -> Ses
     main = Line(requests=[])
     beside: list[Line] = []
     growths: dict[str, Growth] = {}
+    resent: Resent = set()
     before = sent[0].model
     for call in sent:
         growth = growths.get(call.model)
         if growth is None:
-            growth = growths[call.model] = Growth(options, f"{scope}:{ident}:{call.model}")
+            growth = growths[call.model] = Growth(options, f"{scope}:{ident}:{call.model}", resent)
         lengths = {"total": call.prompt, "cached": call.cached, "output": call.completion}
         if main.requests and main.requests[-1].ended_ns > call.start_ns:
             request = Request(turn=growth.beside(**lengths), start_ns=call.start_ns, end_ns=call.end_ns)
@@ -104,7 +107,13 @@ def _session(row: Placed, tally: Tally, options: ReadOptions, scope: str) -> Ses
     if beside:
         tally.odd("calls that started while the one before was out run beside it", len(beside))
     turns, branches = parts([main, *beside])
-    return Session(session_id=ident, turns=turns, branches=branches, arrival_ns=sent[0].start_ns, source_line=row.line)
+    return Session(
+        session_id=ident,
+        turns=settled(turns, resent),
+        branches=tuple(msgspec.structs.replace(branch, turns=settled(branch.turns, resent)) for branch in branches),
+        arrival_ns=sent[0].start_ns,
+        source_line=row.line,
+    )
 
 
 def _calls(value: dict[str, Any], place: str) -> Iterator[_Call]:

@@ -25,10 +25,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from infersiege.errors import TraceError
 from infersiege.records import BlockText, Session, Turn
 from infersiege.traces.chat import UnsendableError
-from infersiege.traces.growth import Growth
+from infersiege.traces.growth import Growth, Resent, settled
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.lines import Line, Request, parts
@@ -147,6 +149,7 @@ class _Reader:
         context = _context(_event(rows[0]), rows[0].place)
         self._ident = f"line-{rows[0].line}" if context is None else _first(context, _RUNS) or ""
         self._growths: dict[str, Growth] = {}
+        self._resent: Resent = set()
         self._skipped: list[tuple[str, str]] = []
         self._beside: list[Line] = []
 
@@ -183,8 +186,10 @@ class _Reader:
         turns, branches = parts([*lines.values(), *self._beside])
         return Session(
             session_id=self._ident,
-            turns=turns,
-            branches=branches,
+            turns=settled(turns, self._resent),
+            branches=tuple(
+                msgspec.structs.replace(branch, turns=settled(branch.turns, self._resent)) for branch in branches
+            ),
             arrival_ns=min(line.requests[0].start_ns for line in lines.values()),
             source_line=self._rows[0].line,
         )
@@ -238,7 +243,7 @@ class _Reader:
             raise TraceError(f"{row.place}: cached_tokens is {cached}, more than the {total} of input_tokens")
         growth = self._growths.get(name)
         if growth is None:
-            growth = self._growths[name] = Growth(self._options, f"{self._scope}:{self._ident}:{name}")
+            growth = self._growths[name] = Growth(self._options, f"{self._scope}:{self._ident}:{name}", self._resent)
         if beside:
             return growth.beside(total=total, cached=cached, output=output)
         shared = f"{self._scope}:{request.get('model')}" if self._options.values["shared_prefix"] else None
@@ -261,7 +266,15 @@ class _Reader:
         ids = tuple((value + (1 << 63)) % (1 << 64) - (1 << 63) for value in hashes)
         return Turn(
             messages=({"role": "user", "content": ""},),
-            texts=(BlockText(scope=self._scope, ids=ids, tokens=tuple(sizes), language=options.language),),
+            texts=(
+                BlockText(
+                    scope=self._scope,
+                    ids=ids,
+                    tokens=tuple(sizes),
+                    language=options.language,
+                    shared=total % block == 0,  # a whole block may be what other requests go on from
+                ),
+            ),
             replaces_history=True,
             asked_prompt_tokens=sum(sizes),
             asked_output_tokens=asked,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+import msgspec
 
 from infersiege.records import BlockText, Message, Turn
 from infersiege.traces.trace import ReadOptions
@@ -19,6 +21,25 @@ class _Piece(NamedTuple):
     """As recorded, not scaled."""
 
 
+Resent: TypeAlias = set[tuple[str, int]]
+"""(scope, first id) of texts that a later request, which replaces the history, holds again."""
+
+
+def settled(turns: tuple[Turn, ...], resent: Resent) -> tuple[Turn, ...]:
+    """A session's turns, once all are known: what is sent again must be the same text each time, to its last word."""
+    if not resent:
+        return turns
+    return tuple(
+        msgspec.structs.replace(turn, texts=tuple(_settled(text, resent) for text in turn.texts)) for turn in turns
+    )
+
+
+def _settled(text: BlockText | None, resent: Resent) -> BlockText | None:
+    if text is None or (text.scope, text.ids[0]) not in resent:
+        return text
+    return msgspec.structs.replace(text, shared=True)
+
+
 class Growth:
     """The history of one line of a session, and the turns that it makes.
 
@@ -28,10 +49,11 @@ class Growth:
     prefix cache finds in it what it found in the recording.
     """
 
-    def __init__(self, options: ReadOptions, scope: str) -> None:
-        """`scope`: of all texts of this line; that of its answers is `scope/answer`."""
+    def __init__(self, options: ReadOptions, scope: str, resent: Resent) -> None:
+        """`scope`: of all texts of this line; that of its answers is `scope/answer`. `resent`: the session's."""
         self._options = options
         self._scope = scope
+        self._resent = resent
         self._pieces: list[_Piece] = []
         self._held = 0
         self._sent = 0
@@ -69,6 +91,8 @@ class Growth:
         replaces = whole or prefix < self._held
         if prefix < self._held:
             self._cut(prefix)
+        if replaces:
+            self._resent.update((piece.scope, piece.ids[0]) for piece in self._pieces)
         begin = len(self._pieces)
         if shared and not self._pieces:
             self._append(_Piece("system", shared_scope, (1,), (shared,)))
@@ -116,7 +140,7 @@ class Growth:
 
     def beside(self, *, total: int, cached: int, output: int) -> Turn:
         """A request that ran beside this line: it begins with as much as was in the cache, and leaves nothing here."""
-        other = Growth(self._options, self._scope)
+        other = Growth(self._options, self._scope, self._resent)
         other._pieces, other._held, other._sent, other._count = list(self._pieces), self._held, self._sent, self._count
         prefix = min(cached, total - 1, self._held)
         return other.turn(prefix=prefix, new=total - prefix, output=output, whole=True)
@@ -169,7 +193,13 @@ class Growth:
         return sum(self._sizes(piece))
 
     def _text(self, piece: _Piece) -> BlockText:
-        return BlockText(scope=piece.scope, ids=piece.ids, tokens=self._sizes(piece), language=self._options.language)
+        return BlockText(
+            scope=piece.scope,
+            ids=piece.ids,
+            tokens=self._sizes(piece),
+            language=self._options.language,
+            shared=piece.role == "system",
+        )
 
 
 def _message(piece: _Piece) -> Message:

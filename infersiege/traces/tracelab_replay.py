@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from infersiege.errors import TraceError
 from infersiege.records import Session, Turn
 from infersiege.traces.chat import UnsendableError
-from infersiege.traces.growth import Growth
+from infersiege.traces.growth import Growth, Resent, settled
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.options import Option
@@ -99,7 +99,8 @@ def _header(source: Source, row: Row | None) -> tuple[Callable[[Source, Row], Fi
 
 def _session(rows: Sequence[Placed], tally: Tally, options: ReadOptions, scope: str) -> Session:
     ident = rows[0].value[0].strip()
-    growth = Growth(options, f"{scope}:{ident}")
+    resent: Resent = set()
+    growth = Growth(options, f"{scope}:{ident}", resent)
     turns: list[Turn] = []
     skipped: list[str] = []
     before_round = -1
@@ -137,7 +138,7 @@ def _session(rows: Sequence[Placed], tally: Tally, options: ReadOptions, scope: 
         tally.odd("rounds whose prefix_len is less than their session held: the history is cut", cut)
     return Session(
         session_id=ident,
-        turns=tuple(turns),
+        turns=settled(tuple(turns), resent),
         arrival_ns=_arrival_ns(rows[0]),
         source_line=rows[0].line,
     )

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from infersiege.errors import TraceError
 from infersiege.records import Session
 from infersiege.traces.chat import UnsendableError
-from infersiege.traces.growth import Growth
+from infersiege.traces.growth import Growth, Resent, settled
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.lines import Line, Request, parts
@@ -77,7 +77,8 @@ class _Times(NamedTuple):
 
 def _session(rows: Sequence[Placed], tally: Tally, options: ReadOptions, scope: str) -> Session:
     ident = _ident(rows[0])
-    growth = Growth(options, f"{scope}:{ident}")
+    resent: Resent = set()
+    growth = Growth(options, f"{scope}:{ident}", resent)
     line = Line(requests=[])
     before, now_ns, untimed = -1, None, 0
     skipped: list[str] = []
@@ -120,7 +121,7 @@ def _session(rows: Sequence[Placed], tally: Tally, options: ReadOptions, scope: 
     if untimed:
         tally.odd("rounds without the time of an input follow the one before without a delay", untimed)
     turns, _ = parts([line])
-    return Session(session_id=ident, turns=turns, arrival_ns=arrival_ns, source_line=rows[0].line)
+    return Session(session_id=ident, turns=settled(turns, resent), arrival_ns=arrival_ns, source_line=rows[0].line)
 
 
 def _count(value: dict[str, Any], key: str, place: str) -> int:

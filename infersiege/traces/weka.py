@@ -238,7 +238,13 @@ class _Reader:
             )
         if rest:
             sizes.append(scaled(rest))
-        return BlockText(scope=self._scope, ids=tuple(ids), tokens=tuple(sizes), language=self._options.language)
+        return BlockText(
+            scope=self._scope,
+            ids=tuple(ids),
+            tokens=tuple(sizes),
+            language=self._options.language,
+            shared=not rest,  # a whole block may be what other requests go on from
+        )
 
 
 def _scope_of(document: dict[str, Any], place: str) -> str:
