@@ -99,7 +99,8 @@ class _Reader:
         first = placed[0]
         row = first.value
         arrival_ns = self._arrival_ns(first, tally)
-        if len(placed) == 1 and type(row) is HashRow and row.extra is row.message_mode is row.context_mode is None:
+        plain = type(row) is HashRow and row.extra is None and row.message_mode is None and row.context_mode is None
+        if plain and len(placed) == 1:
             if not row.input_length or not row.output_length:
                 raise UnsendableError("no_output" if row.input_length else "no_input")
             turns: Sequence[Turn] = (self._block_turn(first, 0),)
