@@ -77,9 +77,10 @@ $(INSTALLED_BENCH): $(INSTALLED)
 	@$(BIN)/python $(PIP) install -c constraints.txt --group bench
 	@touch $@
 
-bench: $(INSTALLED_BENCH)  ## Measure our client against known times and against other clients (needs gcc)
+bench: $(INSTALLED_BENCH)  ## Measure our client against known times and other clients, and the readers of traces (needs gcc)
 	$(BIN)/python bench/truth.py
 	$(BIN)/python bench/peers.py
+	$(BIN)/python bench/traces.py
 
 # All groups and extras at once, in a fresh environment without constraints: the newest releases that pyproject allows.
 FRESH := $(VENV)-constraints/bin/python

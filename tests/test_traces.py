@@ -70,7 +70,7 @@ def test_formats_that_both_fit_are_named(tmp_path, monkeypatch):
         ),
         (b"[" * 100_000 + b"]" * 100_000 + b"\n", r"t:1: is not JSON \(nested too deeply\)"),
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"\n", r"t:1: is not JSON \(nested too deeply\)"),
-        (b"hello\nworld\n", r"t:1: format can't be told from 'hello'"),
+        (b"hello\nworld\n", r"t:1: format can't be told from its first line, which is no JSON object"),
         (b'{"messages": [{"role": "user", "content": "a"}]}\n{"mess', r"t:2: is not JSON"),
         (b'{"messages": [{"role": "user", "content": "a"}]}\n\xff\xfe\n', r"t:2: is not UTF-8"),
         (b'{"messages": [{"role": "user", "content": "a"}]}\n"x"\n', r"t:2: is a str"),

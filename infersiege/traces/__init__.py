@@ -115,9 +115,10 @@ def detect_format(source: Source) -> str:
     # A bare bracket begins a document over many lines, which may be sound.
     if head.fault is not None and len(line) > 1 and (line[0] == "{" or line[0] + line[-1] == "[]"):
         raise not_json(f"{source.path}:{head.first_number}", head.fault)
+    keys = ", ".join(sorted(head.outline.keys)[:8])
+    seen = f"from the keys {keys}" if keys else "from its first line, which is no JSON object"
     raise TraceError(
-        f"{source.path}:{head.first_number}: format can't be told from {head.first_line[:60]!r}",
-        hint=f"formats: {', '.join(READERS)}",
+        f"{source.path}:{head.first_number}: format can't be told {seen}", hint=f"formats: {', '.join(READERS)}"
     )
 
 
