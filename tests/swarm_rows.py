@@ -17,15 +17,36 @@ Key = tuple[str, int]
 """(session, turn)."""
 
 
-def session(session_id: str, turns: int = 1, due_ns: int = 0) -> OpenSession:
+def session(
+    session_id: str, turns: int = 1, due_ns: int = 0, *, first_turn: int = 0, after: int | None = None
+) -> OpenSession:
+    """A session without branches, or one line of one that has them."""
     return OpenSession(
-        session_id=session_id, scenario="talk", stage="main", channel=LABELS, turns=turns, due_ns=due_ns
-    )  # fmt: skip
+        session_id=session_id,
+        scenario="talk",
+        stage="main",
+        channel=LABELS,
+        turns=turns,
+        due_ns=due_ns,
+        first_turn=first_turn,
+        after=after,
+    )
 
 
-def open_turn(session_id: str, turns: int = 1, turn: int = 0, *, started: bool = False) -> OpenTurn:
-    opened = session(session_id, turns)
-    opened.next_turn, opened.started = turn, started
+def lines(session_id: str, *turns: int, due_ns: int = 0) -> tuple[OpenSession, ...]:
+    """A session with a main line and branches of so many turns, each of which starts after turn 0."""
+    made: list[OpenSession] = []
+    for count in turns:
+        first = made[-1].end if made else 0
+        made.append(session(session_id, count, due_ns, first_turn=first, after=0 if made else None))
+    return tuple(made)
+
+
+def open_turn(
+    session_id: str, turns: int = 1, turn: int = 0, *, started: bool = False, first_turn: int = 0
+) -> OpenTurn:
+    opened = session(session_id, turns, first_turn=first_turn)
+    opened.next_turn, opened.started = max(turn, first_turn), started
     return opened.open_turn(Phase.STEADY)
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from swarm_rows import LABELS, RUN_ID, keys, record, session
+from swarm_rows import LABELS, RUN_ID, keys, lines, record, session
 
 from infersiege.records import Outcome, Phase, Reason, TurnRecord
 from infersiege.swarm.ledger import Ledger, OpenSession, request_id_of, workload_key
@@ -39,19 +39,23 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = ledger_on(self.spool)
         self.heard: list[TurnRecord] = []
         self.ledger.listeners.append(self.heard.append)
+        self.sessions = 0
         self.taken: list[OpenSession] = []
+        """Their lines."""
         self.expected: dict[tuple[str, int], Outcome] = {}
         self.sent: set[tuple[str, int]] = set()
 
     def pick(self, data: st.DataObject, *, live: bool) -> OpenSession | None:
-        choices = [s for s in self.taken if (s.next_turn < s.turns) or not live]
+        choices = [s for s in self.taken if (s.next_turn < s.end) or not live]
         return data.draw(st.sampled_from(choices)) if choices else None
 
-    @rule(turns=st.integers(1, 4), due_ns=st.integers(0, 2 * STEADY_NS))
-    def take(self, turns: int, due_ns: int) -> None:
-        taken = session(f"s{len(self.taken)}", turns, due_ns)
-        self.taken.append(taken)
-        self.ledger.take(taken)
+    @rule(turns=st.lists(st.integers(1, 4), min_size=1, max_size=3), due_ns=st.integers(0, 2 * STEADY_NS))
+    def take(self, turns: list[int], due_ns: int) -> None:
+        """A session with so many turns on its main line and on each of its branches."""
+        taken = lines(f"s{self.sessions}", *turns, due_ns=due_ns)
+        self.sessions += 1
+        self.taken += taken
+        self.ledger.take(*taken)
 
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
@@ -67,12 +71,12 @@ class LedgerMachine(RuleBasedStateMachine):
             self.expected[picked.session_id, picked.next_turn] = outcome
             self.ledger.close(picked, record(picked.session_id, picked.next_turn, outcome=outcome))
 
-    @precondition(lambda self: any(s.next_turn for s in self.taken))
+    @precondition(lambda self: any(s.next_turn > s.first_turn for s in self.taken))
     @rule(data=st.data())
     def close_too_late(self, data: st.DataObject) -> None:
         """A greenlet that did not die in time closes a turn that `skip_all` has closed."""
-        picked = data.draw(st.sampled_from([s for s in self.taken if s.next_turn]))
-        turn = data.draw(st.integers(0, picked.next_turn - 1))
+        picked = data.draw(st.sampled_from([s for s in self.taken if s.next_turn > s.first_turn]))
+        turn = data.draw(st.integers(picked.first_turn, picked.next_turn - 1))
         self.ledger.close(picked, record(picked.session_id, turn, outcome=Outcome.FAILED))
 
     @rule(data=st.data(), reason=st.sampled_from((Reason.AFTER_FAILURE, Reason.TOO_LONG)))
@@ -89,7 +93,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.skip_all(Reason.RUN_END)
 
     def expect_skipped(self, taken: OpenSession) -> None:
-        for turn in range(taken.next_turn, taken.turns):
+        for turn in range(taken.next_turn, taken.end):
             in_flight = taken.started and turn == taken.next_turn
             self.expected[taken.session_id, turn] = Outcome.CANCELLED if in_flight else Outcome.SKIPPED
 
@@ -98,21 +102,30 @@ class LedgerMachine(RuleBasedStateMachine):
         ledger = self.ledger
         assert ledger.planned_turns == sum(s.turns for s in self.taken)
         assert ledger.closed_turns == len(self.expected) == len(self.heard) == self.spool.rows_written
-        assert set(ledger.open) == {s.key for s in self.taken if s.next_turn < s.turns}
-        still_open = sum(s.turns - s.next_turn for s in ledger.open.values())
+        assert set(ledger.open) == {s.key for s in self.taken if s.next_turn < s.end}
+        assert ledger.open_sessions == len({s.session_id for s in self.taken if s.next_turn < s.end})
+        still_open = sum(s.end - s.next_turn for s in ledger.open.values())
         assert ledger.planned_turns == ledger.closed_turns + still_open
-        assert sum(ledger.sessions_taken.values()) == len(self.taken)
+        assert sum(ledger.sessions_taken.values()) == self.sessions
 
     def teardown(self) -> None:
         self.skip_all()
         self.counts_agree()
         rows = self.spool_rows()
-        planned = [(s.session_id, turn) for s in self.taken for turn in range(s.turns)]
+        planned = [(s.session_id, turn) for s in self.taken for turn in range(s.first_turn, s.end)]
         assert sorted(keys(rows)) == sorted(planned), "not exactly one record per planned turn"
         assert {(row.session_id, row.turn): row.outcome for row in rows} == self.expected
         assert all(row.outcome is not Outcome.SKIPPED for row in rows if (row.session_id, row.turn) in self.sent)
-        started = {(line.session_id, line.started) for line in read_journal(self.spool.directory) if not line.taken}
-        assert started == self.sent
+        journal = list(read_journal(self.spool.directory))
+        assert {(line.session_id, line.started) for line in journal if not line.taken} == self.sent
+        known = [
+            (one.session_id, one.first_turn) for line in journal if line.taken for one in (line.taken, *line.branches)
+        ]
+        assert known == [s.key for s in self.taken]
+        skipped = [row for row in rows if row.outcome is Outcome.SKIPPED]
+        firsts = {s.key: s.after for s in self.taken}
+        for row in skipped:
+            assert row.parent_turn == firsts.get((row.session_id, row.turn), row.turn - 1)
         self.spool.close(remove=False)
         shutil.rmtree(self.directory)
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_rows import LABELS, RUN_ID, Key, open_turn, record, run_in, session
+from swarm_rows import LABELS, RUN_ID, Key, lines, open_turn, record, run_in
 
 from infersiege.errors import RunInvalidError
-from infersiege.records import Hello, OpenTurn, Outcome, Phase, Reason, Report, TurnRecord
+from infersiege.records import Hello, OpenTurn, Outcome, Phase, Reason, Report, TraceChanges, TurnRecord
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import Ledger, OpenSession, workload_key
@@ -41,9 +41,13 @@ class Life:
         self.ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=self.spool, phase_of=lambda _: Phase.STEADY)
 
     def take(self, name: str, turns: int) -> OpenSession:
-        taken = session(name, turns)
-        self.taken.append(taken)
-        self.ledger.take(taken)
+        return self.take_lines(name, turns)[0]
+
+    def take_lines(self, name: str, *turns: int) -> tuple[OpenSession, ...]:
+        """A session with a main line and branches."""
+        taken = lines(name, *turns)
+        self.taken += taken
+        self.ledger.take(*taken)
         return taken
 
     def play(self, taken: OpenSession, turns: int) -> None:
@@ -72,6 +76,7 @@ class Life:
             in_flight=0,
             planned_turns=self.ledger.planned_turns,
             closed_turns=self.ledger.closed_turns,
+            changes=self.ledger.changes,
         )
 
     def die(self, orphans: list[OpenTurn] | None = None) -> Loss:
@@ -240,35 +245,76 @@ def test_a_worker_that_never_reported_has_only_its_orphans(remote: Life) -> None
     assert (loss.lost, loss.skipped, loss.planned_turns) == (0, 2, 2)
 
 
-PLAYED = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.booleans(), st.booleans()), min_size=1, max_size=5)
-"""Sessions: turns, turns played, the next one started, shipped afterwards."""
+def test_branches_of_a_killed_worker_are_lost_where_they_were_sent(life: Life) -> None:
+    """Of each line the turn on its way is lost; what comes after it, and a branch that had not begun, is skipped."""
+    main, first, second = life.take_lines("s", 3, 2, 2)
+    life.play(main, 1)
+    life.start(main)
+    life.play(first, 1)
+    life.start(first)
+    loss = life.die()
+    assert [life.outcomes()["s", turn] for turn in range(7)] == [
+        *(Outcome.OK, Outcome.LOST, Outcome.SKIPPED),
+        *(Outcome.OK, Outcome.LOST),
+        *(Outcome.SKIPPED, Outcome.SKIPPED),
+    ]
+    assert [life.rows()["s", turn].parent_turn for turn in (1, 2, 4, 5, 6)] == [0, 1, 3, 0, 5]
+    assert loss.sessions == {TALK: 1}, "a session with branches is one"
+    assert second.next_turn == 5
+
+
+def test_a_line_that_was_over_and_did_not_come_home_is_lost_though_its_session_went_on(remote: Life) -> None:
+    """The last report names the branch only; the schedule knows that there was a main line."""
+    main, branch = remote.take_lines("s", 2, 2)
+    remote.play(main, 2)
+    remote.start(branch)
+    remote.tell()
+    loss = remote.die([open_turn("s", 2), open_turn("s", 2, first_turn=2)])
+    assert [remote.outcomes()["s", turn] for turn in range(4)] == [Outcome.LOST] * 3 + [Outcome.SKIPPED]
+    assert loss.planned_turns == 4
+
+
+def test_what_a_dead_worker_had_changed_is_not_forgotten(remote: Life) -> None:
+    taken = remote.take("s", 1)
+    remote.ledger.changed(taken, TraceChanges(capped_turns=1, capped_ns=5))
+    remote.ledger.changed(taken, TraceChanges(capped_turns=2, capped_ns=6, clipped_turns=1))
+    remote.tell()
+    assert remote.die().changes == {TALK: TraceChanges(capped_turns=3, capped_ns=11, clipped_turns=1)}
+
+
+LINE = st.tuples(st.integers(1, 4), st.integers(0, 4), st.booleans(), st.booleans())
+"""Turns, turns played, the next one started, shipped afterwards."""
+PLAYED = st.lists(st.lists(LINE, min_size=1, max_size=3), min_size=1, max_size=5)
+"""Sessions: their lines."""
 
 
 @given(PLAYED, st.integers(0, 3), st.booleans())
 def test_conservation_whatever_it_was_doing(
     tmp_path_factory: pytest.TempPathFactory,
-    played: list[tuple[int, int, bool, bool]],
+    played: list[list[tuple[int, int, bool, bool]]],
     never: int,
     remote: bool,
 ) -> None:
     life = Life(tmp_path_factory.mktemp("life"), remote=remote)
-    for number, (turns, done, started, shipped) in enumerate(played):
-        taken = life.take(f"s{number}", turns)
-        life.play(taken, min(done, turns))
-        if started and taken.next_turn < turns:
-            life.start(taken)
-        if shipped:
-            life.ship()
+    for number, parts in enumerate(played):
+        taken = life.take_lines(f"s{number}", *(turns for turns, *_ in parts))
+        for line, (turns, done, started, shipped) in zip(taken, parts, strict=True):
+            life.play(line, min(done, turns))
+            if started and line.next_turn < line.end:
+                life.start(line)
+            if shipped:
+                life.ship()
     life.tell()
-    orphans = [open_turn(f"s{number}", turns) for number, (turns, *_) in enumerate(played)]
+    orphans = [open_turn(line.session_id, line.turns, first_turn=line.first_turn) for line in life.taken]
     loss = life.die([*orphans, *(open_turn(f"never{number}") for number in range(never))])
     outcomes = life.outcomes()
     life.close()
-    planned = sum(turns for turns, *_ in played) + never
+    planned = sum(turns for parts in played for turns, *_ in parts) + never
     assert len(outcomes) == loss.planned_turns == planned
     in_flight = {(opened.session_id, opened.next_turn) for opened in life.taken if opened.started}
     assert all(outcomes[key] is Outcome.LOST for key in in_flight)
-    sent = {(opened.session_id, turn) for opened in life.taken for turn in range(opened.next_turn)} | in_flight
+    done_turns = ((line.session_id, turn) for line in life.taken for turn in range(line.first_turn, line.next_turn))
+    sent = {*done_turns, *in_flight}
     ok = {key for key, outcome in outcomes.items() if outcome is Outcome.OK}
     assert ok <= sent
     if not remote:
