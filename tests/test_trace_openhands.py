@@ -164,6 +164,7 @@ def test_a_finish_is_a_text_to_later_requests(tmp_path):
         ({"forgotten_event_ids": [1, 2]}, ["user"], "no summary"),
         ({"forgotten_event_ids": [1, 2], "summary": "s", "summary_offset": 1}, ["user", "user"], "a summary"),
         ({"forgotten_events_start_id": 1, "forgotten_events_end_id": 2}, ["user"], "a range"),
+        ({"forgotten_events_start_id": 2, "forgotten_events_end_id": 2}, ["user"], "its last one, too"),
         ({"forgotten_event_ids": [2]}, ["user"], "a call goes with its result"),
         ({"forgotten_event_ids": []}, ["user", "assistant", "tool"], "nothing forgotten"),
     ],

@@ -647,6 +647,17 @@ def test_atif_nested_subagents_are_numbered_through(tmp_path):
     assert spans == [(0, 1, 2), (2, 3, 1), (0, 1, 1)]
 
 
+def test_atif_subagents_of_the_last_answers(tmp_path):
+    """Nobody waits for those of the main line's last answer; a subagent's last one is waited for as the subagent is."""
+    grandchild = child("c", step("user"), step("agent"))
+    first = child("b", step("user"), delegating("c"), subagent_trajectories=[grandchild])
+    last = child("d", step("user"), step("agent"))
+    steps = [step("user"), delegating("b"), delegating("d")]
+    session = open_trace(atif(tmp_path / "a.json", *steps, subagent_trajectories=[first, last])).session(0)
+    normal.check_branches(session, "atif")
+    assert [(branch.after, branch.joined_by) for branch in session.branches] == [(0, 1), (2, 1), (1, None)]
+
+
 @pytest.mark.parametrize(
     ("steps", "more", "warning"),
     [

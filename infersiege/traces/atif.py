@@ -269,7 +269,7 @@ def _answered(
         message,
         given=given,
         at_ns=at_ns,
-        took_ns=round(tokens / rate * 1e9) if rate and tokens is not None else None,
+        took_ns=round(tokens / rate * 1e9) if rate and tokens else None,
         prompt_tokens=metrics.prompt_tokens,
         output_tokens=tokens,
     )
