@@ -117,7 +117,7 @@ def test_golden_session_with_parallel_calls_and_a_subagent():
     assert [call["id"] for call in answer["tool_calls"]] == ["toolu_a1", "toolu_a2"]
     assert answer["tool_calls"][0]["function"] == {
         "name": "Read",
-        "arguments": '{"file_path":"/home/dev/harbour/tides.py"}',
+        "arguments": '{"file_path":"/srv/harbour/tides.py"}',
     }
     assert second.messages == (
         {"role": "tool", "tool_call_id": "toolu_a1", "content": "def load():\n    return []\n"},

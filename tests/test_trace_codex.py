@@ -82,7 +82,7 @@ def test_golden_rollouts():
     assert one.session_id == "0199aaaa-0000-7000-8000-000000000001"
     assert says(one.turns[0].messages) == [
         "system: You are a coding agent. Work in small steps.\n\nCommands run in a sandbox.",
-        "user: <environment_context>\n  <cwd>/home/dev/harbour</cwd>\n</environment_context>\n\n"
+        "user: <environment_context>\n  <cwd>/srv/harbour</cwd>\n</environment_context>\n\n"
         "Why does the light not blink?",
     ]
     (answer,) = one.turns[0].recorded_answer
