@@ -316,8 +316,8 @@ class _Looking:
         elif longest.tokens > limit:
             found.warn(
                 "context",
-                f"the engine takes {limit:,} tokens, {row}: such turns will fail",
-                f"set context_limit = {limit} in the workload, which skips them, or give the engine more context",
+                f"the engine takes {limit:,} tokens, {row}: a run skips such turns, or cuts them",
+                'give the engine more context, or say in the workload what to do: too_long = "skip" or "clip"',
             )
         else:
             found.ok("context", f"the engine takes {limit:,} tokens, {row}")
