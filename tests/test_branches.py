@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -335,6 +337,55 @@ def test_a_closed_loop_user_takes_its_next_session_when_the_whole_one_is_over(si
         asked = {one.said[-1]: one for one in server.asked}
     assert asked["user: b"].at_ns >= asked["user: q"].ended_ns
     assert len(ran.turns) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_locustfile_plays_branches_too(tmp_path: Path) -> None:
+    trace_of(tmp_path / "t.jsonl", AGENT)
+    file = tmp_path / "talk.py"
+    file.write_text(
+        "from infersiege.plan.schema import Workload\n"
+        "from infersiege.swarm.standalone import InferenceUser, install\n"
+        "install()\n"
+        "class Talk(InferenceUser):\n"
+        f"    workload = Workload(scenario='talk', trace={str(tmp_path / 't.jsonl')!r}, salt=False)\n",
+        encoding="utf-8",
+    )
+    with chat_server(slow(1, 4)) as server:
+        options = ["--headless", "-u", "1", "-t", "3s", "--host", server.base_url, "--model", "m", "--only-summary"]
+        command = [sys.executable, "-m", "locust", "-f", str(file), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        asked = [one for one in server.asked if _session(one) == _session(server.asked[0])]
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    found = {one.turn: one for one in asked}
+    assert sorted(found) == list(range(9)) and len(asked) == 9, "the first session, all of its lines"
+    assert max(found[1].at_ns, found[4].at_ns) < min(found[1].ended_ns, found[4].ended_ns), "they run at once"
+    assert len(server.asked) > 9, "then comes the next session"
+
+
+def _session(asked: Asked) -> str:
+    return asked.request_id.rpartition(".")[0]
+
+
+@pytest.mark.slow
+def test_a_dry_run_counts_the_turns_of_branches(siege: Siege, tmp_path: Path) -> None:
+    late = Session(
+        session_id="late",
+        turns=(turn("a"), turn("b", delay_ms=90_000)),
+        branches=(Branch(turns=(turn("p", delay_ms=61_000),), after=0, inherits=True), Branch(turns=turns("q"))),
+    )
+    plan = tmp_path / "plan.toml"
+    workload = trace_of(tmp_path / "t.jsonl", AGENT, late)
+    plan.write_text(plan_text("http://127.0.0.1:1/v1", run="stop = {sessions = 2}", workload=workload), "utf-8")
+    code, out = siege.command("run", str(plan), "--dry-run")
+    assert code == 0, out
+    assert "first 2 sessions: 13 turns" in out and "sessions in all: 2, about 13 turns" in out
+    assert "first 2 sessions: talk: 2 delays are cut to delay_cap = 1m, by 31.0 s in all" in out, out
+    plan.write_text(plan.read_text("utf-8").replace("salt = false", "salt = false\nmax_turns = 1"), "utf-8")
+    code, out = siege.command("run", str(plan), "--dry-run")
+    assert "first 2 sessions: 9 turns" in out, "the branches that start after turn 0, and those that start with it"
 
 
 WIDE = Session(
