@@ -462,7 +462,7 @@ FAULTS = [
         "agent",
         'plan.toml:8: workload.0.trace: there is no file agent; for the built-in one write "builtin:agent"',
     ),
-    ("directory as a trace", "builtin:agent", ".", "plan.toml:8: workload.0.trace: . is a directory"),
+    ("device as a trace", "builtin:agent", "/dev/null", "plan.toml:8: workload.0.trace: /dev/null is a device"),
     (
         "unknown built-in",
         "builtin:agent",

@@ -200,7 +200,7 @@ def _trace(draft: Draft, here: KeyPath, trace: str) -> None:
             draft.faults.add((*here, "format"), "a built-in workload is no file and has no format")
         return
     path = local_file(trace, draft.base)
-    fault = file_fault(path, str(path))
+    fault = file_fault(path, str(path), or_folder=True)
     if fault is not None:
         hint = f'; for the built-in one write "{BUILTIN}{trace}"' if trace in names("BUILTINS").now else ""
         draft.faults.add(where, fault + hint)

@@ -110,7 +110,7 @@ class IndexedTrace:
         try:
             session = self._make([self._placed(row) for row in rows], self._tally)
         except UnsendableError as reason:
-            self._tally.skip(str(reason), f"line {rows[0].line}", len(rows))
+            self._tally.skip(str(reason), self._where(rows[0]), len(rows))
             return False
         self._name(session.session_id, rows[0].line)
         for row in rows:
@@ -133,7 +133,7 @@ class IndexedTrace:
     def skip(self, reason: str, rows: Sequence[Row]) -> None:
         """Count rows that the reader itself leaves out."""
         self._rows_read += len(rows)
-        self._tally.skip(reason, f"line {rows[0].line}", len(rows))
+        self._tally.skip(reason, self._where(rows[0]), len(rows))
 
     def odd(self, what: str, count: int = 1) -> None:
         self._tally.odd(what, count)
@@ -163,6 +163,11 @@ class IndexedTrace:
         line = self._again.get(at)
         session_id = session.session_id if line is None else f"{session.session_id}.line-{line}"
         return msgspec.structs.replace(session, session_id=session_id, arrival_ns=arrival_ns)
+
+    def _where(self, row: Row) -> str:
+        """For warnings: the line, and the file where a folder is read."""
+        place = self._source.place(row)
+        return f"line {row.line}" if place == f"{self._source.path}:{row.line}" else place
 
     def _placed(self, row: Row) -> Placed:
         return Placed(self._source.place(row), row.line, self._decode(self._source, row))

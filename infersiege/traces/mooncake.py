@@ -47,7 +47,8 @@ OPTIONS = {
 
 def sniff(head: Head) -> bool:
     keys = head.keys()
-    if keys & {"chat_id", "turns", "requests"}:
+    # Chats of Bailian, sessions of Weka, and Codex's rows, whose `payload` has a `type`.
+    if keys & {"chat_id", "turns", "requests"} or {"payload", "type"} <= keys:
         return False
     if {"input_length", "output_length"} <= keys or {"hash_ids", "input_length"} <= keys:
         return True

@@ -44,6 +44,10 @@ _KINDS = (
 )
 
 
+IS_FOLDER = "is a directory, not a file"
+"""`why_unreadable` of a folder."""
+
+
 def is_missing(path: Path) -> bool:
     """Nothing has this name. A link that leads nowhere, and a name that no file can have, are something."""
     try:
@@ -98,7 +102,7 @@ class Source:
                 hint="paths are relative to the plan file; built-in traces start with builtin:",
             )
         reason = why_unreadable(path)
-        if reason == "is a directory, not a file":
+        if reason == IS_FOLDER:
             self._files = _files_in(path)
         elif reason is not None:
             raise TraceError(f"{path}: {reason}", hint="what comes through a pipe must be saved first")
