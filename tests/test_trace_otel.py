@@ -406,7 +406,7 @@ MALFORMED = [
     ),
     (
         chat("a", 1, 2, **{"gen_ai.usage.output_tokens": -3}),
-        ":0: gen_ai.usage.output_tokens is a number out of range",
+        ":0: gen_ai.usage.output_tokens is below 0",
         "a count below 0",
     ),
     ("sk-secret", ":0: is a str, not a span", "no object"),

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from infersiege.errors import TraceError
-from infersiege.traces.coding_agents import image_part, text_part, tool_call, want_string
+from infersiege.traces.coding_agents import image_part, text_part, tool_call
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
+from infersiege.traces.private_values import moment_ns, want_string
 from infersiege.traces.source import Row, Source
-from infersiege.traces.stamps import Stamps
 from infersiege.traces.trace import Tally
 
 META_SUFFIX = ".meta.json"
@@ -141,7 +141,7 @@ def entry_of(row: Placed) -> Entry | None:
         kind=kind,
         uuid=value["uuid"],
         parent=parent if isinstance(parent, str) else None,
-        time_ns=Stamps(None).ns(value, "timestamp", row.place) if "timestamp" in value else None,
+        time_ns=moment_ns(value, "timestamp", row.place) if "timestamp" in value else None,
         agent=value["agentId"] if isinstance(value.get("agentId"), str) else None,
         sidechain=value.get("isSidechain") is True,
         boundary=kind == "system" and value.get("subtype") == "compact_boundary",

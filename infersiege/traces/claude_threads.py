@@ -13,7 +13,8 @@ import msgspec
 
 from infersiege.records import Message, Turn
 from infersiege.traces.claude_rows import Entry, answer_blocks, content_parts, result_content
-from infersiege.traces.coding_agents import answer_of, token_count, user_message
+from infersiege.traces.coding_agents import answer_of, user_message
+from infersiege.traces.private_values import token_count
 from infersiege.traces.trace import ReadOptions, Tally
 
 MAIN = ""

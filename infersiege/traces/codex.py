@@ -16,12 +16,12 @@ from infersiege.errors import TraceError
 from infersiege.records import Session
 from infersiege.traces.chat import UnsendableError
 from infersiege.traces.codex_items import Rollout
-from infersiege.traces.coding_agents import FILL, filled, want_string
+from infersiege.traces.coding_agents import FILL, filled
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.options import Option
+from infersiege.traces.private_values import moment_ns, want_string
 from infersiege.traces.source import Row, Source
-from infersiege.traces.stamps import Stamps
 from infersiege.traces.trace import ReadOptions, Tally, Trace
 
 NAME = "codex"
@@ -113,7 +113,6 @@ def _session(rows: Sequence[Placed], scope: str, options: ReadOptions, tally: Ta
     """Raises UnsendableError where no request of it can be sent."""
     rollout = Rollout(options, tally)
     session_id = None
-    stamps = Stamps(None)
     for row in rows:
         value = want_object(row)
         kind = want_string(value, "type", row.place)
@@ -122,7 +121,7 @@ def _session(rows: Sequence[Placed], scope: str, options: ReadOptions, tally: Ta
             continue
         if not isinstance(payload, dict):
             raise TraceError(f"{row.place}: payload is a {type(payload).__name__}, an object is wanted")
-        time_ns = stamps.ns(value, "timestamp", row.place)
+        time_ns = moment_ns(value, "timestamp", row.place)
         if kind == "session_meta":
             if session_id is None:
                 session_id = want_string(payload, "id", row.place)

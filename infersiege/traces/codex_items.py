@@ -12,15 +12,8 @@ import msgspec
 
 from infersiege.errors import TraceError
 from infersiege.records import Message, Turn
-from infersiege.traces.coding_agents import (
-    answer_of,
-    image_part,
-    text_part,
-    token_count,
-    tool_call,
-    user_message,
-    want_string,
-)
+from infersiege.traces.coding_agents import answer_of, image_part, text_part, tool_call, user_message
+from infersiege.traces.private_values import token_count, want_string
 from infersiege.traces.trace import ReadOptions, Tally
 
 _INPUT_ROLES = frozenset({"user", "developer", "system"})
@@ -248,7 +241,9 @@ class Rollout:
             raise TraceError(f"{place}: content is a {type(content).__name__}, a list of items is wanted")
         parts = []
         for part in content:
-            kind = part.get("type") if isinstance(part, dict) else None
+            if not isinstance(part, dict):
+                part = {}
+            kind = str(part.get("type"))
             if kind in _TEXTS and isinstance(part.get("text"), str):
                 parts.append(text_part(part["text"]))
             elif kind == "input_image" and isinstance(part.get("image_url"), str):

@@ -6,17 +6,15 @@ tools' definitions, often more than 15,000 tokens. The log's token counts say ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from infersiege.errors import TraceError
 from infersiege.records import BlockText, Message, Turn
 from infersiege.traces.message_size import message_tokens
 from infersiege.traces.options import Option
 from infersiege.traces.trace import ReadOptions
-from infersiege.traces.values import MOST_TOKENS
 
 FILL = Option(
     default=True,
@@ -80,24 +78,3 @@ def text_part(text: str) -> dict[str, Any]:
 
 def image_part(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-def token_count(usage: Mapping[str, Any], key: str, place: str) -> int:
-    """0 where it is missing or null. Raises TraceError, which never shows the value: logs hold people's work."""
-    value = usage.get(key)
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TraceError(f"{place}: {key} is a {type(value).__name__}, a whole number of tokens is wanted")
-    if not 0 <= value <= MOST_TOKENS:
-        raise TraceError(f"{place}: {key} is {'below 0' if value < 0 else 'more than any request has'}")
-    return value
-
-
-def want_string(row: Mapping[str, Any], key: str, place: str) -> str:
-    """Raises TraceError, which never shows the value."""
-    value = row.get(key)
-    if not isinstance(value, str):
-        seen = "is missing" if key not in row else f"is a {type(value).__name__}"
-        raise TraceError(f"{place}: {key} {seen}, a string is wanted")
-    return value

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from infersiege.errors import TraceError
 from infersiege.records import Branch, Session, Turn
 from infersiege.traces.call_graph import Call, Graph, graph_of
 from infersiege.traces.chat import UnsendableError, check_messages
@@ -23,6 +22,7 @@ from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.options import Option
 from infersiege.traces.otel_messages import answer_messages, request_fields, request_messages, request_tools
 from infersiege.traces.otel_spans import Span, span_of, span_rows
+from infersiege.traces.private_values import token_count
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import ReadOptions, Tally, Trace
 
@@ -193,12 +193,5 @@ def _turn(attributes: dict[str, Any], place: str, options: ReadOptions, tally: T
 
 def _count(attributes: dict[str, Any], keys: Sequence[str], place: str) -> int | None:
     """Of tokens; 0 of an output that failed is none that could be asked for. Raises TraceError."""
-    for key in keys:
-        value = attributes.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1_000_000_000:
-            kind = "a number out of range" if type(value) is int else f"a {type(value).__name__}"
-            raise TraceError(f"{place}: {key} is {kind}, a whole number of tokens is wanted")
-        return value or None
-    return None
+    key = next((key for key in keys if attributes.get(key) is not None), None)
+    return None if key is None else token_count(attributes, key, place) or None

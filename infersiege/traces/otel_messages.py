@@ -171,7 +171,7 @@ class _Messages:
         texts: list[Any] = []
         calls: list[dict[str, Any]] = []
         for part in _raw_parts(message):
-            kind = part.get("type")
+            kind = str(part.get("type"))
             if kind in ("text", "input_text", "output_text"):
                 texts.append(str(part.get("content", part.get("text", ""))))
             elif kind == "tool_call":

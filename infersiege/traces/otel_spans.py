@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from infersiege.errors import TraceError
+from infersiege.traces.private_values import moment_ns, want_string
 from infersiege.traces.source import Row, Source
-from infersiege.traces.stamps import Stamps
 from infersiege.traces.values import decode_json
 
 
@@ -164,20 +164,14 @@ def _ident(facts: dict[str, Any], name: str, place: str) -> str:
     key = _key(facts, name)
     if key is None:
         raise TraceError(f"{place}: the span has no {_KEYS[name][0]}", hint="docs/traces-formats/otel-genai.md")
-    value = facts[key]
-    if not isinstance(value, str):
-        raise TraceError(f"{place}: {key} is a {type(value).__name__}, a string is wanted")
-    return value
+    return want_string(facts, key, place)
 
 
 def _time(facts: dict[str, Any], name: str, place: str) -> int:
     key = _key(facts, name)
     if key is None:
         raise TraceError(f"{place}: the span has no {_KEYS[name][0]}", hint="a span that never ended is not exported")
-    value = facts[key]
-    if isinstance(value, str) and value.isdecimal():
-        facts = {key: int(value)}
-    return Stamps(None).ns(facts, key, place)
+    return moment_ns(facts, key, place)
 
 
 def _attributes(raw: object, place: str) -> dict[str, Any]:
