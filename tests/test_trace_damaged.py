@@ -38,7 +38,7 @@ def damage(rows: list[Any], draw: random.Random) -> None:
         del rows[at]
     elif kind < 0.2:
         rows.insert(draw.randrange(len(rows)), json.loads(json.dumps(rows[at])))
-    else:
+    elif rows[at]:
         *path, last = draw.choice(places(rows[at]))
         holder = rows[at]
         for key in path:
