@@ -498,3 +498,59 @@ def test_shared_prefixes_and_limits_are_options(tmp_path, format):
     assert shared[0].turns[0].texts[0] == shared[1].turns[0].texts[0]
     assert len({session.turns[0].texts[0].scope for session in alone}) == 2
     assert [lengths(session) for session in shared] == [lengths(session) for session in alone] == [[(100, 7)]] * 2
+
+
+# All of them, and TraceLab and Weka: whatever stands in a file, what comes out is a trace or one clear line.
+
+EXAMPLE_FILES = [
+    "weka.json", "weka.lines.jsonl", "tracelab-rounds.jsonl", "aiperf-multi-turn.jsonl", "aiperf-multi-turn.dag.jsonl",
+    "dynamo.jsonl", "dynamo.replay.jsonl", "copilot-agents.jsonl",
+]  # fmt: skip
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), st.lists(st.integers(-2, 2), max_size=2),
+    st.sampled_from([1e300, -0.5, 2**63, 10**30, "", "x", "planner", [], {}]),
+    st.dictionaries(st.sampled_from(["t", "type", "text"]), st.integers(), max_size=2),
+)  # fmt: skip
+
+
+def spots(value: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of everything inside of a value."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [(value, key) for key in keys] + [spot for key in keys for spot in spots(value[key])]
+
+
+@pytest.mark.parametrize("name", EXAMPLE_FILES)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_rows_with_anything_in_them_are_read_or_refused_in_one_line(tmp_path_factory, name, data):
+    text = (EXAMPLES / name).read_text()
+    rows = [json.loads(text)] if name.endswith(".json") else [json.loads(line) for line in text.splitlines()]
+    for _ in range(data.draw(st.integers(1, 3))):
+        container, key = data.draw(st.sampled_from(spots(rows)))
+        if data.draw(st.booleans()) and isinstance(container, dict):
+            container.pop(key, None)
+        elif isinstance(container, dict) or key < len(container):
+            container[key] = data.draw(ODD)
+    path = tmp_path_factory.mktemp("odd") / "a.jsonl"
+    try:
+        made = all_of(opened(path, name.split(".")[0], *rows))
+    except TraceError as error:
+        assert str(error).startswith(str(path)) and "\n" not in str(error) and len(str(error)) < 400
+    else:
+        assert made and all(turn.delay_ns >= 0 for session in made for turn in session.all_turns())
+
+
+@given(
+    fields=st.lists(
+        st.sampled_from(["a", "0", "1", "-1", "1.5", "nan", "inf", "1e400", "9" * 5000, "", '"', "é"]), max_size=9
+    )
+)
+@settings(max_examples=80, deadline=None)
+def test_csv_rows_with_anything_in_them_are_read_or_refused_in_one_line(tmp_path_factory, fields):
+    path = tmp_path_factory.mktemp("odd") / "a.csv"
+    header, good, *_ = (EXAMPLES / "tracelab-replay.csv").read_text().splitlines()
+    path.write_text("\n".join([header, good, ",".join(fields)]))
+    try:
+        all_of(open_trace(str(path), format="tracelab-replay"))
+    except TraceError as error:
+        assert str(error).startswith(f"{path}:3: ") and len(str(error)) < 400

@@ -269,6 +269,7 @@ def _delay(raw: dict[str, Any], before_ms: float | int | None, place: str) -> tu
     if raw.get("timestamp") is None:
         return 0, None
     stamp_ms = want_number(raw, "timestamp", place)
+    check_span(place, abs(round(stamp_ms * 1_000_000)), "timestamp")
     if before_ms is not None and stamp_ms < before_ms:
         raise TraceError(
             f"{place}: timestamp went back from {before_ms:g} ms to {stamp_ms:g} ms", hint="turns stand in their order"

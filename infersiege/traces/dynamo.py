@@ -22,7 +22,7 @@ Facts: docs/observability/request-tracing.md and docs/agents of ai-dynamo/dynamo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -36,7 +36,7 @@ from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.lines import Line, Request, parts
 from infersiege.traces.options import Option
 from infersiege.traces.source import Row, Source
-from infersiege.traces.trace import ReadOptions, Tally
+from infersiege.traces.trace import ReadOptions, Tally, check_span
 from infersiege.traces.values import want_int, want_number
 
 NAME = "dynamo"
@@ -70,51 +70,45 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
         return _Reader(rows, tally, options, scope).session()
 
     trace = IndexedTrace(source, options, format=NAME, make=make, unit_hint="all times are Unix milliseconds")
-    runs = _Runs()
-    rows = list(_sent(source, trace, runs))
-    return trace.read_groups(rows, runs.of)
+    taken = 0
+    for rows in _runs(source, trace):
+        if options.limit is not None and taken >= options.limit:
+            break
+        taken += trace.add(rows)
+    return trace.finish()
 
 
-def _sent(source: Source, trace: IndexedTrace, runs: _Runs) -> list[Row]:
-    """All rows but those of tools that belong to no session."""
-    rows = []
+def _runs(source: Source, trace: IndexedTrace) -> Iterator[list[Row]]:
+    """The rows of each session and of those below it, in the order of the file. Raises TraceError."""
+    rows: dict[str, list[Row]] = {}
+    parents: dict[str, str] = {}
     for row in source.rows():
         placed = Placed(source.place(row), row.line, source.json(row))
         event = _event(placed)
-        if event["event_type"] != _REQUEST and _context(event, placed.place) is None:
-            trace.skip("event_of_no_session", (row,))
-            continue
-        runs.see(placed)
-        rows.append(row)
-    return rows
-
-
-class _Runs:
-    """Which session each row belongs to: the one that has no parent."""
-
-    def __init__(self) -> None:
-        self._parents: dict[str, str] = {}
-
-    def see(self, row: Placed) -> None:
-        context = _context(_event(row), row.place)
+        context = _context(event, placed.place)
         if context is None:
-            return
-        ident, parent = _first(context, _RUNS), context.get("parent_session_id")
-        if ident is not None and isinstance(parent, str) and parent != ident:
-            self._parents.setdefault(ident, parent)
-
-    def of(self, row: Placed) -> str | None:
-        context = _context(_event(row), row.place)
-        ident = None if context is None else _first(context, _RUNS)
-        if ident is None:
-            return None
-        met = {ident}
-        while (parent := self._parents.get(ident)) is not None:
+            if event["event_type"] == _REQUEST:
+                rows[f"\0{row.line}:{row.start}"] = [row]
+            else:
+                trace.skip("event_of_no_session", (row,))
+            continue
+        ident = _first(context, _RUNS) or ""
+        rows.setdefault(ident, []).append(row)
+        parent = context.get("parent_session_id")
+        if isinstance(parent, str) and parent != ident:
+            parents.setdefault(ident, parent)
+    runs: dict[str, list[Row]] = {}
+    for ident, own in rows.items():
+        root, met = ident, {ident}
+        while (parent := parents.get(root)) is not None:
             if parent in met:
-                raise TraceError(f"{row.place}: session {ident[:40]!r} is an ancestor of itself")
+                raise TraceError(f"{source.place(own[0])}: session {ident[:40]!r} is an ancestor of itself")
             met.add(parent)
-            ident = parent
-        return ident
+            root = parent
+        run = runs.setdefault(root, [])
+        at = 0 if root == ident else len(run)  # the root's own rows first: it gives the session its name
+        run[at:at] = own
+    yield from runs.values()
 
 
 def _event(row: Placed) -> dict[str, Any]:
@@ -135,7 +129,11 @@ def _context(event: dict[str, Any], place: str) -> dict[str, Any] | None:
 
 
 def _first(context: dict[str, Any], keys: Sequence[str]) -> str | None:
-    return next((context[key] for key in keys if isinstance(context.get(key), str) and context[key]), None)
+    for key in keys:
+        value = context.get(key)
+        if isinstance(value, str) and value:
+            return value
+    return None
 
 
 class _Reader:
@@ -220,7 +218,7 @@ class _Reader:
             start = end - (took or 0)
         if end < start or start < 0:
             raise TraceError(f"{place}: the request ends {start - end:g} ms before it was received")
-        return round(start * 1_000_000), round(end * 1_000_000)
+        return round(start * 1_000_000), check_span(place, round(end * 1_000_000), "the request's end")
 
     def _turn(self, name: str, event: dict[str, Any], row: Placed, *, beside: bool) -> Turn | None:
         request = _request(event, row.place)

@@ -190,7 +190,8 @@ class Growth:
         return tuple(map(scale, piece.tokens))
 
     def _scaled(self, piece: _Piece) -> int:
-        return sum(self._sizes(piece))
+        sizes = self._sizes(piece)
+        return sizes[0] if len(sizes) == 1 else sum(sizes)
 
     def _text(self, piece: _Piece) -> BlockText:
         return BlockText(

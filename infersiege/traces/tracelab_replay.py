@@ -25,7 +25,7 @@ from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.options import Option
 from infersiege.traces.source import Row, Source
-from infersiege.traces.trace import ReadOptions, Tally
+from infersiege.traces.trace import LONGEST_NS, ReadOptions, Tally
 from infersiege.traces.values import check_tokens
 
 NAME = "tracelab-replay"
@@ -34,8 +34,8 @@ OPTIONS: dict[str, Option] = {}
 
 _COLUMNS = ("session_id", "arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
 
-_LONGEST_MS = 1e15
-"""Of a time or a wait: 30,000 years."""
+_LONGEST_MS = LONGEST_NS / 1_000_000
+"""Of a time or a wait: a century."""
 
 Fields = Sequence[str]
 """A row's values in the order of _COLUMNS."""
@@ -150,15 +150,17 @@ def _arrival_ns(row: Placed) -> int:
     except ValueError:
         raise _wrong_value(row) from None
     if not 0 <= milliseconds <= _LONGEST_MS:
-        raise TraceError(f"{row.place}: arrival_time is {milliseconds:g}, milliseconds from 0 are wanted")
+        raise TraceError(f"{row.place}: arrival_time is {milliseconds:g}, milliseconds from 0 to a century are wanted")
     return round(milliseconds * 1_000_000)
 
 
 def _check(row: Placed, number: int, prefix: int, new: int, output: int, wait_ms: float) -> None:
-    if number < 0 or prefix < 0 or new < 0 or output < 0 or not 0 <= wait_ms <= _LONGEST_MS:
-        values = zip(_COLUMNS[2:], (number, prefix, new, output, wait_ms), strict=True)
-        name, value = next((name, value) for name, value in values if not 0 <= value <= _LONGEST_MS)
-        raise TraceError(f"{row.place}: {name} is {value:g}, a number of at least 0 is wanted")
+    if number < 0 or prefix < 0 or new < 0 or output < 0:
+        values = zip(_COLUMNS[2:], (number, prefix, new, output), strict=False)
+        name, value = next(one for one in values if one[1] < 0)
+        raise TraceError(f"{row.place}: {name} is {value}, a number of at least 0 is wanted")
+    if not 0 <= wait_ms <= _LONGEST_MS:  # nan, too
+        raise TraceError(f"{row.place}: {_COLUMNS[6]} is {wait_ms:g}, milliseconds from 0 to a century are wanted")
     for value, name in ((prefix, "prefix_len"), (new, "input_len"), (output, "output_len")):
         check_tokens(value, name, row.place)
 

@@ -32,7 +32,7 @@ from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.lines import Line, Request, parts
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
-from infersiege.traces.trace import ReadOptions, Tally
+from infersiege.traces.trace import ReadOptions, Tally, check_span
 from infersiege.traces.values import want_int
 
 NAME = "tracelab-rounds"
@@ -136,8 +136,8 @@ def _times(value: dict[str, Any], place: str) -> _Times:
         return _Times(None, None)
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise TraceError(f"{place}: timing_events is no list of objects")
-    inputs = [event for event in events if event.get("event_type") in _INPUTS]
-    others = [event for event in events if event.get("event_type") not in _INPUTS]
+    inputs = [event for event in events if str(event.get("event_type")) in _INPUTS]
+    others = [event for event in events if str(event.get("event_type")) not in _INPUTS]
     return _Times(_last_ns(inputs, place), _last_ns(others, place))
 
 
@@ -156,7 +156,9 @@ def stamp_ns(stamp: object, what: str, place: str) -> int:
         shown = repr(stamp[:30]) if isinstance(stamp, str) else f"a {type(stamp).__name__}"
         raise TraceError(f"{place}: {what} is {shown}, a date and time like 2026-06-01T05:40:20.151Z is wanted")
     since = moment.replace(tzinfo=None) - _EPOCH - (moment.utcoffset() or _NOTHING)
-    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
+    since_ns = ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
+    check_span(place, abs(since_ns), f"{what}, counted from 1970,")
+    return since_ns
 
 
 _EPOCH = datetime(1970, 1, 1)

@@ -153,7 +153,9 @@ class _Reader:
             here = f"{where}[{index}]"
             if not isinstance(request, dict):
                 raise TraceError(f"{self.place}: {here} is {_kind(request)}, an object is wanted")
-            start_ns = base_ns + _seconds_ns(request, "t", f"{self.place}: {here}")
+            start_ns = check_span(
+                f"{self.place}: {here}", base_ns + _seconds_ns(request, "t", f"{self.place}: {here}"), "t"
+            )
             if before_ns is not None and start_ns < before_ns:
                 raise TraceError(
                     f"{self.place}: {here}: t went back from {(before_ns - base_ns) / 1e9:g} s to "
