@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from infersiege.errors import InternalError
 from infersiege.records import BlockText, Session, TextLengths, Turn
 from infersiege.traces import Conversation, Synthesizer
-from infersiege.traces.material import HEADS, PIECE_WORDS, POOL_WORDS, Material, key_of
+from infersiege.traces.material import DECKS, HEADS, PIECE_UNITS, POOL_UNITS, Material, key_of
 from infersiege.traces.text import USUAL_LENGTHS, Framing, costs_of, marks_of
 
 SYNTHESIZER = Synthesizer(1)
@@ -69,7 +69,7 @@ def test_length_follows_a_ratio_to_the_word(language, ratio):
 def counted(language: str, per_word: int) -> Synthesizer:
     """As if a tokenizer had found so many tokens in each word, and one in each part of a head."""
     heads = [1] * len(HEADS[language].items)
-    marks = marks_of(heads, heads, [per_word] * POOL_WORDS)
+    marks = marks_of(heads, heads, [per_word] * POOL_UNITS)
     return Synthesizer(5, lengths={language: TextLengths(method="tokenizer", chars_per_token=5.0, marks=marks)})
 
 
@@ -144,13 +144,23 @@ def test_a_million_tokens_hold_nobody_up(language):
     assert min(times) < 0.05
 
 
-def test_the_pool_has_every_word_equally_often():
-    """So that slices of it differ less than by chance, where only the average of a word is known."""
-    material = Material(key_of(3), "en")
-    words = [material.slice(number, number + 1).strip(".,").lower() for number in range(718)]
-    assert len(set(words[:359])) == 359 == len(set(words[359:]))
-    assert material.text[material.starts[5] : material.ends[5]] == material.slice(5, 6)
-    assert len(material.starts) == POOL_WORDS > 2 * PIECE_WORDS
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_pool_has_every_word_equally_often(language):
+    """So that slices of it differ less than by chance, where only the tokens of a whole deck are known."""
+    material = Material(key_of(3), language)
+    held: list[str] = []
+    for deck in range(DECKS):
+        first, end = material.first_of(deck)
+        assert first == sum(len(word) if language == "zh" else 1 for word in held)
+        words = material.words[deck::DECKS]
+        text = material.slice(first, end)
+        if language == "en":
+            assert sorted(word.strip(".,").lower() for word in text.split()) == sorted(words)
+        else:
+            assert sorted(text.replace("，", "").replace("。", "")) == sorted("".join(words))
+        held += words
+    assert len(held) == len(set(held)) == len(material.words)
+    assert len(material.starts) == POOL_UNITS > 2 * PIECE_UNITS
 
 
 # ------------------------------------------------------------------------------------------------------------ framing

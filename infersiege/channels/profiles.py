@@ -43,6 +43,12 @@ class TokenizerEndpoint:
     """Field that holds the model's name; None: there is none."""
     count_key: str | None
     """Key of the answer: a number, or a list that is as long. None: the answer itself is the list."""
+    tells: Literal["pieces", "token_strs", "offsets", "counts"]
+    """How it tells where each token is: `pieces` (each token's `piece`: text or bytes), `token_strs` (a list beside it,
+    in the tokenizer's own spelling), `offsets` (each token's `start` and `stop`), or `counts`: not at all, but it takes
+    a list of texts and gives a list of counts."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of the request body: no special tokens, and what makes it tell more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +146,14 @@ PROFILES: dict[str, Profile] = {
                 ),
             ),
         ),
-        tokenizer=TokenizerEndpoint(path="/tokenize", text_field="prompt", model_field="model", count_key="count"),
+        tokenizer=TokenizerEndpoint(
+            path="/tokenize",
+            text_field="prompt",
+            model_field="model",
+            count_key="count",
+            tells="token_strs",
+            fields={"add_special_tokens": False, "return_token_strs": True},
+        ),
         ignore_eos_fields=_eos_and_least,
         cached_tokens_hint="start vLLM with --enable-prompt-tokens-details",
         server_ttft="with --enable-per-request-metrics",
@@ -181,7 +194,14 @@ PROFILES: dict[str, Profile] = {
                 ),
             ),
         ),
-        tokenizer=TokenizerEndpoint(path="/tokenize", text_field="prompt", model_field="model", count_key="count"),
+        tokenizer=TokenizerEndpoint(
+            path="/tokenize",
+            text_field="prompt",
+            model_field="model",
+            count_key="count",
+            tells="counts",
+            fields={"add_special_tokens": False},
+        ),
         ignore_eos_fields=_ignore_eos,
         cached_tokens_hint="start SGLang with --enable-cache-report",
         checks_model=False,
@@ -213,7 +233,14 @@ PROFILES: dict[str, Profile] = {
                 path="/props", keys=("model_path", "model_ftype", "total_slots", "default_generation_settings.n_ctx")
             ),
         ),
-        tokenizer=TokenizerEndpoint(path="/tokenize", text_field="content", model_field=None, count_key="tokens"),
+        tokenizer=TokenizerEndpoint(
+            path="/tokenize",
+            text_field="content",
+            model_field=None,
+            count_key="tokens",
+            tells="pieces",
+            fields={"with_pieces": True},
+        ),
         ignore_eos_fields=_ignore_eos,
         cached_tokens_hint="llama.cpp always tells it: something between us drops it",
         server_ttft="always",
@@ -242,7 +269,14 @@ PROFILES: dict[str, Profile] = {
             "ttft": "lmdeploy:time_to_first_token_seconds",
             "itl": "lmdeploy:iter_token_latency",
         },
-        tokenizer=TokenizerEndpoint(path="/v1/encode", text_field="input", model_field=None, count_key="length"),
+        tokenizer=TokenizerEndpoint(
+            path="/v1/encode",
+            text_field="input",
+            model_field=None,
+            count_key="length",
+            tells="counts",
+            fields={"do_preprocess": False, "add_bos": False},
+        ),
         ignore_eos_fields=_ignore_eos,
         cached_tokens_hint="only new versions of LMDeploy tell it, started with --enable-prefix-caching",
         messages_key=(BEARER,),
@@ -272,7 +306,9 @@ PROFILES: dict[str, Profile] = {
                 keys=("model_id", "max_concurrent_requests", "max_input_tokens", "max_total_tokens", "sha"),
             ),
         ),
-        tokenizer=TokenizerEndpoint(path="/tokenize", text_field="inputs", model_field=None, count_key=None),
+        tokenizer=TokenizerEndpoint(
+            path="/tokenize", text_field="inputs", model_field=None, count_key=None, tells="offsets"
+        ),
         cached_tokens_hint="TGI does not tell it",
         checks_model=False,
         launch_hint="text-generation-launcher --model-id MODEL --max-concurrent-requests N",

@@ -122,6 +122,8 @@ def _channel(draft: Draft, name: str, channel: Channel) -> None:
             faults.add((*here, "ca"), "nothing is verified with insecure = true; leave one of them out")
         elif fault := file_fault(local_file(channel.ca, draft.base), channel.ca):
             faults.add((*here, "ca"), fault)
+    if faults.ok(*here, "engine"):
+        _text_lengths(draft, here, channel)
     if channel.price is not None and faults.ok(*here, "price"):
         _price(faults, (*here, "price"), channel.price, channel.engine if faults.ok(*here, "engine") else "")
     if channel.budget is not None and faults.ok(*here, "budget"):
@@ -202,6 +204,23 @@ def _dialect(draft: Draft, here: KeyPath, channel: Channel) -> None:
             faults.add((*here, "prompt_cache_key"), "extra_body sets the field already; leave one of them out")
 
 
+def _text_lengths(draft: Draft, here: KeyPath, channel: Channel) -> None:
+    """How synthesised prompts get their lengths: what a named way needs must be there."""
+    faults, way = draft.faults, channel.text_lengths
+    if channel.tokenizer is not None and faults.ok(*here, "tokenizer"):
+        if fault := file_fault(local_file(channel.tokenizer, draft.base), channel.tokenizer):
+            faults.add((*here, "tokenizer"), fault)
+        elif way not in ("auto", "tokenizer") and faults.ok(*here, "text_lengths"):
+            faults.add((*here, "tokenizer"), f"is not used with text_lengths = {way!r}; leave one of them out")
+    if not faults.ok(*here, "text_lengths"):
+        return
+    if way == "tokenizer" and channel.tokenizer is None:
+        faults.add((*here, "text_lengths"), "needs tokenizer, the path of a tokenizer.json")
+    elif way == "endpoint" and PROFILES[channel.engine].tokenizer is None:
+        title = PROFILES[channel.engine].title
+        faults.add((*here, "text_lengths"), f"no tokenize endpoint of {title} is known; use calibrated, or tokenizer")
+
+
 def _base_url(faults: Faults, here: KeyPath, channel: Channel) -> None:
     if channel.base_urls:
         if channel.base_url is not None:
@@ -280,11 +299,11 @@ def _key(draft: Draft, here: KeyPath, channel: Channel) -> None:
         faults.add((*here, source), f"the environment variable {variable} is {state}; export it with the key")
 
 
-def file_fault(path: Path, shown: str) -> str | None:
-    """Why a file that the plan names can't be read; None: it can be tried."""
-    from infersiege.traces.source import is_missing, why_unreadable
+def file_fault(path: Path, shown: str, *, or_folder: bool = False) -> str | None:
+    """Why a file (or a folder, where one will do) that the plan names can't be read; None: it can be tried."""
+    from infersiege.traces.source import IS_FOLDER, is_missing, why_unreadable
 
     if is_missing(path):
         return f"there is no file {shown}"
     reason = why_unreadable(path)
-    return None if reason is None else f"{shown} {reason}"
+    return None if reason is None or (or_folder and reason == IS_FOLDER) else f"{shown} {reason}"

@@ -58,6 +58,7 @@ def _channel(channel: Channel, base: Path) -> Channel:
         base_url=channel.base_urls[0] if channel.base_urls else channel.base_url or default_base_url(channel.engine),
         dialect=channel.dialect or PROFILES[channel.engine].default_dialect,
         ca=channel.ca and str(local_file(channel.ca, base)),
+        tokenizer=channel.tokenizer and str(local_file(channel.tokenizer, base)),
         api_key_file=channel.api_key_file and str(local_file(channel.api_key_file, base)),
     )
 

@@ -95,6 +95,7 @@ def plan_hash(plan: Plan) -> str:
         name: msgspec.structs.replace(
             channel,
             ca=_file_name(channel.ca),
+            tokenizer=_file_name(channel.tokenizer),
             api_key_file=_file_name(channel.api_key_file),
             from_file=channel.from_file and without_folder(channel.from_file),
         )

@@ -114,6 +114,10 @@ class TextLengths(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """Without `marks`: tokens of a word however long. Where `letter_tokens` is 0 too, only `chars_per_token` counts."""
     letter_tokens: float = 0.0
     """Without `marks`: tokens of each letter beside that."""
+    deck_tokens: tuple[float, ...] = ()
+    """Without `marks`: tokens of each deck of the material's words (`traces.material`), punctuation marks left out."""
+    head_tokens: float = 0.0
+    """Without `marks`: tokens of each part of a text's head; 0: as of other words."""
     separator_tokens: float = 0.0
     """Of the line end between two blocks."""
     salt_tokens: float = 0.0

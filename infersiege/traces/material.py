@@ -6,7 +6,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import blake2b
 from typing import Final
 
@@ -14,9 +13,13 @@ import numpy as np
 
 from infersiege.traces.words import WORDS
 
-POOL_WORDS: Final = 40_000
-PIECE_WORDS: Final = 8_192
+POOL_UNITS: Final = 40_000
+"""English words or Chinese characters, each with the punctuation mark after it."""
+PIECE_UNITS: Final = 8_192
 """Longest slice that is taken in one piece (44 kB of English). Longer texts are made of several."""
+DECKS: Final = 5
+"""The words are dealt into so many decks, and the pool goes through one after the other, shuffled each time: where only
+a deck's tokens as a whole are known (`calibrated`), a slice can't be far from what they make it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,79 +52,88 @@ HEADS: Final[dict[str, HeadAlphabet]] = {
 
 
 class Material:
-    """A pool of sentences: slices of it, between words, are the texts."""
+    """A pool of sentences: slices of it are the texts, cut between English words or Chinese characters (units)."""
 
     def __init__(self, key: bytes, language: str) -> None:
-        """`key`: 16 bytes, of the seed.
-
-        Every word comes once before any comes again, so that pieces of the pool differ less in tokens than a dice
-        would make them. Raw output of PCG64 is used, not numpy's distributions: those may change between releases.
-        """
+        """`key`: 16 bytes, of the seed. Raw output of PCG64 is used, not numpy's distributions: those may change
+        between releases."""
         self.language = language
+        self.words = tuple(dict.fromkeys(WORDS[language]))
         self.head = HEADS[language]
         self.space, stop, comma = (" ", ".", ",") if language == "en" else ("", "。", "，")
-        picks: list[int] = np.random.PCG64(int.from_bytes(key, "little")).random_raw(2 * POOL_WORDS).tolist()
+        picks: list[int] = np.random.PCG64(int.from_bytes(key, "little")).random_raw(2 * POOL_UNITS).tolist()
         pieces: list[str] = []
         self.starts = array("i")
         self.ends = array("i")
-        """Of each word, with its punctuation and without the space after it."""
+        """Of each unit, with its punctuation and without the space after it."""
         self.marked = bytearray()
-        """1 for words that a punctuation mark follows."""
+        """1 for units that a punctuation mark follows."""
+        self.decks = bytearray()
+        """Which deck each unit is of."""
         at = left = 0
-        for word, pick in zip(_deck(tuple(dict.fromkeys(WORDS[language])), picks[POOL_WORDS:]), picks, strict=False):
+        for (word, deck), pick in zip(_dealt(self.words, picks[POOL_UNITS:]), picks, strict=False):
+            if len(self.starts) >= POOL_UNITS:
+                break
             if left == 0:
                 left = 6 + (pick & 7)
                 word = word.capitalize()
             left -= 1
             mark = stop if left == 0 else comma if pick & 0xF00 == 0 else ""
-            self.starts.append(at)
-            self.ends.append(at + len(word) + len(mark))
-            self.marked.append(bool(mark))
-            pieces.append(word + mark + self.space)
-            at += len(pieces[-1])
-        self.text = "".join(pieces)
+            units = (word,) if self.space else tuple(word)
+            for number, unit in enumerate(units, 1):
+                ends = mark if number == len(units) else ""
+                self.starts.append(at)
+                self.ends.append(at + len(unit) + len(ends))
+                self.marked.append(bool(ends))
+                self.decks.append(deck)
+                pieces.append(unit + ends + self.space)
+                at += len(pieces[-1])
+        del self.starts[POOL_UNITS:], self.ends[POOL_UNITS:], self.marked[POOL_UNITS:], self.decks[POOL_UNITS:]
+        self.text = "".join(pieces)[: self.ends[-1]]
 
-    @cached_property
-    def sentences(self) -> list[int]:
-        """Numbers of the words that end a clause: no tokenizer joins what is before them with what comes after."""
-        return [number for number, marked in enumerate(self.marked) if marked]
+    def first_of(self, deck: int) -> tuple[int, int]:
+        """Units (first, end) of the pool that hold every word of a deck once."""
+        first = self.decks.index(deck)
+        return first, next(at for at in range(first, POOL_UNITS) if self.decks[at] != deck)
 
     def slice(self, first: int, end: int) -> str:
-        """Words first up to end, without a space at its end."""
+        """Units first up to end, without a space at its end."""
         return self.text[self.starts[first] : self.ends[end - 1]] if end > first else ""
 
 
 class Costs:
-    """Tokens of a material's words and heads, as one tokenizer has them."""
+    """Tokens of a material's units and heads, as one tokenizer has them."""
 
-    def __init__(self, material: Material, words: array[float], first: list[float], later: list[float]) -> None:
-        """`words`: of each word of the pool, the space before it included; `first`, `later`: of the head's items."""
+    def __init__(self, material: Material, units: array[float], first: list[float], later: list[float]) -> None:
+        """`units`: of each unit of the pool, the space before it included; `first`, `later`: of the head's items."""
         self._first, self._later = first, later
         self._close = 0.0 if material.space else 1.0
-        self.before = array("d", np.concatenate(([0.0], np.cumsum(np.frombuffer(words, dtype=np.float64)))))
-        """Tokens of the pool before each word; one more than there are words."""
+        self.before = array("d", np.concatenate(([0.0], np.cumsum(np.frombuffer(units, dtype=np.float64)))))
+        """Tokens of the pool before each unit; one more than there are units."""
 
     def of_head(self, numbers: list[int]) -> float:
         return self._first[numbers[0]] + sum([self._later[number] for number in numbers[1:]]) + self._close
 
     def nearest(self, first: int, tokens: float) -> int:
-        """The word before which `tokens` from word `first` on end, as nearly as words allow; at most one piece on."""
+        """The unit before which `tokens` from unit `first` on end, as nearly as units allow; at most one piece on."""
         wanted = self.before[first] + tokens
-        end = bisect_left(self.before, wanted, first, first + PIECE_WORDS)
+        end = bisect_left(self.before, wanted, first, first + PIECE_UNITS)
         if end > first and wanted - self.before[end - 1] <= self.before[end] - wanted:
             end -= 1
         return end
 
 
-def _deck(words: tuple[str, ...], picks: list[int]) -> Iterator[str]:
-    """All words in some order, then all in another, without end as long as there are picks (Fisher and Yates)."""
-    deck: list[str] = []
+def _dealt(words: tuple[str, ...], picks: list[int]) -> Iterator[tuple[str, int]]:
+    """(word, its deck), deck after deck, as long as there are picks (Fisher and Yates)."""
+    left: list[str] = []
+    number = -1
     for pick in picks:
-        if not deck:
-            deck = list(words)
-        place = (pick >> 16) % len(deck)
-        deck[place], deck[-1] = deck[-1], deck[place]
-        yield deck.pop()
+        if not left:
+            number = (number + 1) % DECKS
+            left = list(words[number::DECKS])
+        place = (pick >> 16) % len(left)
+        left[place], left[-1] = left[-1], left[place]
+        yield left.pop(), number
 
 
 def key_of(seed: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from infersiege.errors import InternalError
 from infersiege.records import BlockText, Message, TextLengths
-from infersiege.traces.material import HEADS, PIECE_WORDS, POOL_WORDS, Costs, Material, key_of
+from infersiege.traces.material import DECKS, HEADS, PIECE_UNITS, POOL_UNITS, Costs, Material, key_of
 
 CHARS_PER_TOKEN = {"en": 5.4, "zh": 1.6}
 """Characters per token of our text where nobody knows the engine's own figure.
@@ -116,14 +116,14 @@ class Synthesizer:
         place = int.from_bytes(digest[8:], "little")
         slices: list[tuple[int, int]] = []
         while left > 0:
-            first = place % (POOL_WORDS - PIECE_WORDS)
+            first = place % (POOL_UNITS - PIECE_UNITS)
             end = costs.nearest(first, left)
             if end == first:
                 break
             slices.append((first, end))
             taken = costs.before[end] - costs.before[first]
             held += taken
-            if end < first + PIECE_WORDS:
+            if end < first + PIECE_UNITS:
                 break
             left -= taken
             place = place * 6364136223846793005 + 1442695040888963407 & 0xFFFFFFFFFFFFFFFF  # Knuth's MMIX generator
@@ -155,7 +155,7 @@ def costs_of(material: Material, lengths: TextLengths) -> Costs:
     items = material.head.items
     if lengths.marks:
         counted = zlib.decompress(lengths.marks)
-        if len(counted) != 2 * len(items) + POOL_WORDS:
+        if len(counted) != 2 * len(items) + POOL_UNITS:
             raise InternalError(f"{len(counted)} token counts are not those of this text")
         first, later, words = counted[: len(items)], counted[len(items) : 2 * len(items)], counted[2 * len(items) :]
         return Costs(material, array("d", list(words)), list(map(float, first)), list(map(float, later)))
@@ -163,16 +163,21 @@ def costs_of(material: Material, lengths: TextLengths) -> Costs:
     if not per_word and not per_letter:
         per_letter = mark = 1 / lengths.chars_per_token
         per_word = len(material.space) * per_letter
-    sizes = (end - start for start, end in zip(material.starts, material.ends, strict=True))
-    words_ = array(
+    units = array(
         "d",
         (
-            per_word + per_letter * (size - marked) + mark * marked
-            for size, marked in zip(sizes, material.marked, strict=True)
+            per_word + per_letter * (end - start - marked)
+            for start, end, marked in zip(material.starts, material.ends, material.marked, strict=True)
         ),
     )
-    heads = [per_word + per_letter * len(item) for item in items]
-    return Costs(material, words_, heads, heads)
+    scales = [1.0] * DECKS
+    for deck, tokens in enumerate(lengths.deck_tokens):
+        start, end = material.first_of(deck)
+        scales[deck] = tokens / sum(units[start:end])
+    for at, (deck, marked) in enumerate(zip(material.decks, material.marked, strict=True)):
+        units[at] = units[at] * scales[deck] + mark * marked
+    heads = [lengths.head_tokens or per_word + per_letter * len(item) for item in items]
+    return Costs(material, units, heads, heads)
 
 
 def marks_of(first: Sequence[int], later: Sequence[int], words: Sequence[int]) -> bytes:
