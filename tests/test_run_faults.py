@@ -85,7 +85,7 @@ def test_ctrl_c_leaves_a_whole_run_directory(siege: Siege, emulator: EmulatorPro
 def test_ctrl_c_twice_cuts_open_turns_at_once(siege: Siege) -> None:
     with EmulatorProcess("--output-tokens", "4000", "--max-model-len", "8192") as emulator:
         load = AT_ONCE.replace('"2s"', '"60s"')
-        workload = LONG.replace("20", "200")
+        workload = LONG.replace("20", "200") + "\nmax_tokens = 4000"  # More would not fit and be skipped.
         running = siege.start(plan_text(emulator.base_url, workload=workload, load=load, run='duration = "60s"'))
         deadline = time.monotonic() + 30
         while len(emulator_rows(running)) == 0 and time.monotonic() < deadline:
