@@ -111,6 +111,8 @@ class Cell:
         self.tally: Counter[str] = Counter()
         """Whole-number counts by name; the names are in the code below."""
         self.bill = Bill()
+        self.written = facts.written_prompts.get(scenario)
+        self.length_errors = array("d")
         self.emulated = channel in facts.emulated
 
     def add(self, turn: TurnRecord) -> None:
@@ -170,6 +172,9 @@ class Cell:
             if turn.asked_prompt_tokens is not None:
                 tally["prompt_compared"] += turn.prompt_tokens
                 tally["prompt_asked"] += turn.asked_prompt_tokens
+                if self.written and turn.asked_prompt_tokens >= self.written.least_tokens:
+                    self.length_errors.append(abs(turn.prompt_tokens / turn.asked_prompt_tokens - 1))
+                tally["prompt_written"] += self.written is not None
         if turn.output_tokens is not None:
             tally["output_known"] += 1
             tally["output_tokens"] += turn.output_tokens

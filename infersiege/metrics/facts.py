@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from infersiege.records import TraceAccount, WorkerSummary
+from infersiege.records import TraceAccount, WorkerSummary, WrittenPrompts
 
 
 class SteadyWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +86,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Channel -> a stream was asked for; channels that are not named were streamed."""
     cache_hints: dict[str, str] = {}
     """Channel -> which flag of the server would make it tell cached tokens."""
+    written_prompts: dict[str, WrittenPrompts] = {}
+    """Scenario -> how its prompts got their lengths; only of those whose prompts we wrote ourselves."""
     planned_turns: int | None = None
     """Turns of all started sessions, as the workers planned them; None: only the records tell."""
     traces: tuple[TraceAccount, ...] = ()

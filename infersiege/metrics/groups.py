@@ -23,7 +23,7 @@ from infersiege.metrics.delivery import (
 )
 from infersiege.metrics.facts import Cut, SteadyWindow
 from infersiege.metrics.histogram import Histogram, rank_of
-from infersiege.records import Cost, Counts, Distribution, GroupSummary, Outcome
+from infersiege.records import Cost, Counts, Distribution, GroupSummary, Outcome, PromptLengths
 
 Key = TypeVar("Key", str, Outcome)
 
@@ -101,6 +101,7 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
     shared = cut.replica is not None or (cut.channel is not None and any(flow.routed for flow in flows))
     rates["users"] = None if shared else users_alive(flows, windows)
     rates["delivered_share"] = _delivered_share(cut, loads)
+    lengths = prompt_lengths(cells)
     return GroupSummary(
         scenario=cut.scenario,
         channel=cut.channel,
@@ -117,10 +118,11 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
         finish_reasons=dict(sorted(_sum(cell.finish_reasons for cell in cells).items())),
         in_flight_mean=mean_alive(start_ns, end_ns, windows),
         in_flight_max=peak_alive(start_ns, end_ns, windows),
-        notes=_notes(cells, flows, outcomes, tally) + _about_cost(cost),
+        notes=_notes(cells, flows, outcomes, tally) + _about_lengths(lengths) + _about_cost(cost),
         cost=cost,
         channels=tuple(sorted({cell.key[1] for cell in cells})),
         failed_attempts=dict(sorted(_sum(cell.failed_attempts for cell in cells).items())),
+        prompt_lengths=lengths,
     )
 
 
@@ -150,6 +152,39 @@ def cost_of(bills: Sequence[Bill], *, channel: str | None) -> tuple[Cost | None,
         estimated=math.fsum(guessed) if guessed else None,
     )
     return cost, ratio(total * PER_MILLION, sum(bill.output_tokens for bill in bills))
+
+
+def prompt_lengths(cells: Sequence[Cell]) -> PromptLengths | None:
+    """How near the prompts that we wrote came to what was asked; None: there was none, or nobody counted."""
+    columns = [cell.length_errors for cell in cells if cell.length_errors]
+    errors = np.sort(np.concatenate([np.frombuffer(column, dtype=np.float64) for column in columns] or [np.empty(0)]))
+    n, written = int(errors.size), sum(cell.tally["prompt_written"] for cell in cells)
+    if not written:
+        return None
+    return PromptLengths(
+        method=", ".join(sorted({cell.written.method for cell in cells if cell.written is not None})),
+        n=n,
+        error_p50=float(errors[rank_of(0.5, n) - 1]) if n else None,
+        error_p95=float(errors[rank_of(0.95, n) - 1]) if n else None,
+        too_short=written - n,
+    )
+
+
+def _about_lengths(lengths: PromptLengths | None) -> tuple[str, ...]:
+    if lengths is None:
+        return ()
+    notes = []
+    if lengths.n:
+        notes.append(
+            f"prompt lengths by {lengths.method}: {lengths.error_p50:.1%} (p50) and {lengths.error_p95:.1%} (p95) off "
+            f"the asked ones, over {lengths.n:,} turns"
+        )
+    if lengths.too_short:
+        notes.append(
+            f"{lengths.too_short:,} turns ask for fewer prompt tokens than chat template, salt and the shortest text "
+            "take: they have more, and are in no percentile of prompt lengths"
+        )
+    return tuple(notes)
 
 
 def _about_cost(cost: Cost | None) -> tuple[str, ...]:

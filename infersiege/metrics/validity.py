@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from infersiege.metrics.collect import WIDE_SLACK_NS, Collector
 from infersiege.metrics.delivery import Delivered
-from infersiege.metrics.groups import LENGTH_TOLERANCE
+from infersiege.metrics.groups import LENGTH_TOLERANCE, prompt_lengths
 from infersiege.records import Counts, ErrorClass, GroupSummary, Outcome, Reason
 
 DELIVERED_FLOOR = 0.95
@@ -27,6 +27,9 @@ BOUND_SHARE = 0.01
 
 BOUND_TURNS = 3
 """Fewer such turns prove nothing in a short run."""
+
+WIDE_LENGTHS = 0.05
+"""Error of prompt lengths (p95) above which a run is another one than the trace's: twice what calibration leaves."""
 
 BURSTY_SHARE = 0.10
 
@@ -238,12 +241,27 @@ def _about_tokens(collector: Collector) -> list[str]:
             f"prompts are {real / asked - 1:+.0%} off the asked length, as the server counts them: {real:,} tokens, not"
             f" {asked:,}"
         )
+    warnings += _about_lengths(collector)
     for channel in sorted({channel for _, channel, _ in collector.flows if channel}):
         cells = [cell for (_, name, _, _), cell in collector.cells.items() if name == channel]
         told = sum(cell.tally["cached_known"] for cell in cells)
         if not told and any(cell.tally["prompt_known"] for cell in cells):
             hint = collector.facts.cache_hints.get(channel)
             warnings.append(f"{channel}: cache share unknown" + (f"; {hint}" if hint else ""))
+    return warnings
+
+
+def _about_lengths(collector: Collector) -> list[str]:
+    """Scenarios of which one prompt in twenty is far from what its trace asks for."""
+    warnings = []
+    for scenario in sorted(collector.facts.written_prompts):
+        lengths = prompt_lengths([cell for key, cell in sorted(collector.cells.items()) if key[0] == scenario])
+        if lengths is not None and lengths.error_p95 is not None and lengths.error_p95 > WIDE_LENGTHS:
+            warnings.append(
+                f"{scenario}: one prompt in twenty is {lengths.error_p95:.0%} or more off the asked length (p50 "
+                f"{lengths.error_p50:.1%}, {lengths.n:,} turns, lengths by {lengths.method}): name the model's "
+                "tokenizer.json in channel.tokenizer"
+            )
     return warnings
 
 

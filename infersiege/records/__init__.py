@@ -39,6 +39,7 @@ from infersiege.records.session import (
     Session,
     TextLengths,
     Turn,
+    WrittenPrompts,
 )
 from infersiege.records.summary import (
     BudgetUse,
@@ -46,6 +47,7 @@ from infersiege.records.summary import (
     Counts,
     Distribution,
     GroupSummary,
+    PromptLengths,
     RuleResult,
     StageResources,
     Summary,
@@ -90,6 +92,7 @@ __all__ = [
     "OpenTurn",
     "Outcome",
     "Phase",
+    "PromptLengths",
     "Ready",
     "Reason",
     "Refusal",
@@ -112,4 +115,5 @@ __all__ = [
     "Verdict",
     "WindowRow",
     "WorkerSummary",
+    "WrittenPrompts",
 ]

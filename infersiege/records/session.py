@@ -103,6 +103,15 @@ class Session(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
             yield from branch.turns
 
 
+class WrittenPrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """How the prompts of a scenario got their lengths, all of which we wrote ourselves."""
+
+    method: str
+    """As in `TextLengths.method`; of several channels, all of them."""
+    least_tokens: float
+    """What chat template, salt and the shortest text take: a prompt can't be shorter."""
+
+
 class TextLengths(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How synthesised text of one language turns into the tokens of one engine; all workers of a run use the same."""
 

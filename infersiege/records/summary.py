@@ -82,6 +82,18 @@ class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
     """The load ended because this was used up."""
 
 
+class PromptLengths(msgspec.Struct, frozen=True, kw_only=True):
+    """How near the prompts that we wrote came to the tokens asked for, over ok turns: |told - asked| / asked."""
+
+    method: str
+    """`tokenizer`, `endpoint`, `calibrated` or `ratio` (TextLengths)."""
+    n: int
+    error_p50: float | None
+    error_p95: float | None
+    too_short: int = 0
+    """Turns that ask for fewer tokens than template, salt and the shortest text take: in no percentile."""
+
+
 class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One cut of the run: everything, or one scenario, channel or stage (None = all)."""
 
@@ -113,6 +125,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     failed_attempts: dict[str, int] = {}
     """Attempts of steady turns that failed here and were followed by another one, by error class: in no other figure
     but the cost, since their turn is counted where it ended."""
+    prompt_lengths: PromptLengths | None = None
+    """None: no turn had a prompt of which we wrote all, or the server told no token counts."""
 
 
 class TraceAccount(msgspec.Struct, frozen=True, kw_only=True):

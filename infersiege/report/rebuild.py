@@ -95,6 +95,7 @@ def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequen
         cuts=gate.cuts(plan.slos),
         streamed={name: channel.stream for name, channel in plan.channels.items()},
         cache_hints={name: channel.cache_hint for name, channel in file.channels.items() if channel.cache_hint},
+        written_prompts=file.written_prompts,
         planned_turns=file.planned_turns,
         traces=file.traces,
         workers=file.workers,

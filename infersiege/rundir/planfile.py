@@ -8,7 +8,15 @@ import msgspec
 
 from infersiege.errors import RunDirectoryError
 from infersiege.plan.schema import Plan
-from infersiege.records import SCHEMA_VERSION, BudgetUse, TelemetryAccount, TraceAccount, WorkerSummary
+from infersiege.records import (
+    SCHEMA_VERSION,
+    BudgetUse,
+    TelemetryAccount,
+    TextLengths,
+    TraceAccount,
+    WorkerSummary,
+    WrittenPrompts,
+)
 from infersiege.rundir.names import PLAN, run_stem
 
 
@@ -86,6 +94,10 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[TraceAccount, ...] = ()
     workers: tuple[WorkerSummary, ...] = ()
     workers_asked: int | None = None
+    text_lengths: dict[str, dict[str, TextLengths]] = {}
+    """Channel -> language -> how synthesised text got its lengths; what is missing went by the usual ratio."""
+    written_prompts: dict[str, WrittenPrompts] = {}
+    """Scenario -> how its prompts got their lengths; only of scenarios without recorded messages and tools."""
     planned_turns: int | None = None
     """Turns of all started sessions, as the workers' farewells say; None: only the turns tell."""
     budgets: tuple[BudgetUse, ...] = ()

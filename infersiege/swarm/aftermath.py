@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
+from infersiege.errors import InfersiegeError, RunInvalidError
 from infersiege.plan.schema import Plan
 from infersiege.plan.values import format_duration
 from infersiege.records import TraceChanges, WorkerSummary
-from infersiege.rundir import PlanFile, StageFacts
+from infersiege.rundir import PlanFile, RunDirectory, StageFacts
 from infersiege.swarm.ending import MasterResult
 from infersiege.swarm.losses import Loss
 from infersiege.swarm.source import SessionSource, changed_traces
+from infersiege.swarm.spool import remove_spool
 from infersiege.swarm.timeline import STAGE, settling_ns
+from infersiege.swarm.versions import boot_id
 
 CLOCK_DRIFT_NS = 50_000_000
 """More drift between a worker's clock and the master's is worth a warning."""
@@ -184,3 +189,18 @@ def worker_summaries(result: MasterResult) -> tuple[WorkerSummary, ...]:
         )
         for worker in result.fleet.workers.values()
     )
+
+
+def rescued(result: MasterResult, error: InfersiegeError) -> RunDirectory:
+    """The run, moved to the temporary directory. Raises RunInvalidError where that has no room either."""
+    try:
+        moved = result.intake.rescue()
+    except OSError as full:
+        raise RunInvalidError(
+            f"{error}; nor could the run be copied to {tempfile.gettempdir()}: {full.strerror or full}",
+            hint="free some space; what was written is in the run directory, the rest in the workers' spools",
+        ) from None
+    for worker in result.fleet.workers.values():
+        if worker.hello.boot_id == boot_id():
+            remove_spool(Path(worker.hello.spool_dir))
+    return moved

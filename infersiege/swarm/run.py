@@ -26,7 +26,7 @@ from infersiege.report.live import LiveView
 from infersiege.report.rebuild import Rebuilt, judged, read
 from infersiege.report.tables import print_summary
 from infersiege.rundir import ChannelFacts, PlanFile, RunDirectory
-from infersiege.swarm.aftermath import LostShare, final_facts, stage_facts
+from infersiege.swarm.aftermath import LostShare, final_facts, rescued, stage_facts
 from infersiege.swarm.door import Terms
 from infersiege.swarm.dry import cost_ahead
 from infersiege.swarm.ending import MasterOptions, MasterResult
@@ -39,13 +39,14 @@ from infersiege.swarm.master import Master
 from infersiege.swarm.papers import write_papers
 from infersiege.swarm.rpc import SECRET_VARIABLE, install
 from infersiege.swarm.source import SessionSource
-from infersiege.swarm.spool import remove_spool
 from infersiege.swarm.status_page import StatusBoard, StatusPage
 from infersiege.swarm.timeline import STAGE
-from infersiege.swarm.versions import all_versions, boot_id, host_facts, versions
+from infersiege.swarm.versions import all_versions, host_facts, versions
 from infersiege.telemetry.local import LocalAgents
 from infersiege.telemetry.publisher import Publisher
 from infersiege.telemetry.remarks import told, unnamed
+from infersiege.tokens import TextMeasures, measured
+from infersiege.traces import prompt_salt
 
 HANDING_OVER = "handing over points"
 
@@ -102,15 +103,18 @@ def run_plan(
                 if options.skip_doctor
                 else preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns)
             )
+            asked, plan = plan, adapted(plan, channels)
+            source = source.of_plan(plan)
+            salt = prompt_salt(plan.run.nonce or "", STAGE, 0)
+            texts = measured(plan, source.traces, channels, environ, salt=salt)
         except BaseException:
             discard(run)
             raise
-        asked, plan = plan, adapted(plan, channels)
-        source = source.of_plan(plan)
-        for line in (*introductions(channels), *told_limits(asked, plan), *cost_ahead(plan, source)):
+        source = source.with_texts(texts.lengths)
+        for line in (*introductions(channels), *texts.lines, *told_limits(asked, plan), *cost_ahead(plan, source)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         board.emulated = any(facts.emulated for facts in channels.values())
-        campaign = Campaign(plan, source, channels, fleet, run, board, console, interrupts, environ)
+        campaign = Campaign(plan, source, channels, texts, fleet, run, board, console, interrupts, environ)
         return campaign.execute(gated=options.gated)
 
 
@@ -163,6 +167,7 @@ class Campaign:
         plan: Plan,
         source: SessionSource,
         channels: Mapping[str, ChannelFacts],
+        texts: TextMeasures,
         options: MasterOptions,
         run: RunDirectory,
         board: StatusBoard,
@@ -194,6 +199,8 @@ class Campaign:
             channels=dict(channels),
             trace_hashes=source.trace_hashes(),
             workers_asked=options.expected_workers,
+            text_lengths=texts.lengths,
+            written_prompts=texts.written,
         )
         # One constant per run: instants are the master's monotonic clock plus this, whatever happens to the wall clock.
         self._terms = Terms(
@@ -203,6 +210,7 @@ class Campaign:
             trace_hashes=source.trace_hashes(),
             versions=versions(),
             offset_ns=time.time_ns() - time.monotonic_ns(),
+            text_lengths=texts.lengths,
         )
 
     def execute(self, *, gated: bool) -> RunResult:
@@ -380,18 +388,3 @@ class Campaign:
             note = f"warning: {error}; the run directory does not say what became of the points"
             self._console.print(note, highlight=False, markup=False, soft_wrap=True)
         return found
-
-
-def rescued(result: MasterResult, error: InfersiegeError) -> RunDirectory:
-    """The run, moved to the temporary directory. Raises RunInvalidError where that has no room either."""
-    try:
-        moved = result.intake.rescue()
-    except OSError as full:
-        raise RunInvalidError(
-            f"{error}; nor could the run be copied to {tempfile.gettempdir()}: {full.strerror or full}",
-            hint="free some space; what was written is in the run directory, the rest in the workers' spools",
-        ) from None
-    for worker in result.fleet.workers.values():
-        if worker.hello.boot_id == boot_id():
-            remove_spool(Path(worker.hello.spool_dir))
-    return moved

@@ -64,6 +64,12 @@ class SessionSource:
         other.plan = plan
         return other
 
+    def with_texts(self, text_lengths: Mapping[str, Mapping[str, TextLengths]]) -> SessionSource:
+        """The same sessions, their texts by these lengths."""
+        other = copy.copy(self)
+        other._synthesizers = synthesizers(self.plan, text_lengths)
+        return other
+
     def tickets(self) -> Iterator[Ticket]:
         """This worker's tickets, in order; endless for a closed loop over a trace that wraps."""
         plan = self.plan

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from infersiege.plan.schema import Plan
 from infersiege.records import TextLengths
+from infersiege.tokens import text_channel
 from infersiege.traces import Synthesizer
 
 
@@ -14,10 +15,7 @@ def synthesizers(plan: Plan, text_lengths: Mapping[str, Mapping[str, TextLengths
     made: dict[tuple[str, str], Synthesizer] = {}
     found = []
     for workload in plan.workloads:
-        channel = workload.channel or next(iter(plan.channels))
-        hybrid = plan.hybrids.get(channel)
-        if hybrid is not None:
-            channel = hybrid.parts[0].channel  # One text for all parts, or they would not be compared on the same one.
+        channel = text_channel(plan, workload)
         lengths = text_lengths.get(channel, {}).get(workload.language)
         key = (channel if lengths else "", workload.language)
         if key not in made:

@@ -14,14 +14,14 @@ from infersiege.doctor.lengths import served_by
 from infersiege.doctor.target import Target
 from infersiege.errors import InfersiegeError, TargetError
 from infersiege.plan.schema import Channel, Plan, Workload
-from infersiege.records import Session, TextLengths
+from infersiege.records import BlockText, Session, TextLengths, WrittenPrompts
 from infersiege.redact import api_key
 from infersiege.rundir import ChannelFacts
 from infersiege.tokens.endpoint import EndpointCounter
 from infersiege.tokens.frame import Asker, calibrated, framed
 from infersiege.tokens.local import LocalTokenizer
 from infersiege.tokens.probe import CountError, Probe
-from infersiege.traces import Trace
+from infersiege.traces import Synthesizer, Trace
 from infersiege.traces.material import Material, key_of
 from infersiege.traces.text import USUAL_LENGTHS
 
@@ -40,6 +40,8 @@ class TextMeasures(msgspec.Struct, frozen=True, kw_only=True):
 
     lengths: dict[str, dict[str, TextLengths]]
     """Channel -> language; only those in which a workload's texts are written."""
+    written: dict[str, WrittenPrompts]
+    """Scenario -> how its prompts got their lengths; only of those whose prompts are written here, every one."""
     lines: tuple[str, ...]
     """One for each, and why a better way was not taken: to be printed."""
 
@@ -105,7 +107,32 @@ def measured(
         way = _Way(name, servers[name], plan, channels[name], environ, salt)
         of_channel[workload.language] = way.go(workload.language)
         lines += way.lines
-    return TextMeasures(lengths={name: found for name, found in lengths.items() if found}, lines=tuple(lines))
+    return TextMeasures(
+        lengths={name: found for name, found in lengths.items() if found},
+        written=_written(plan, traces, lengths),
+        lines=tuple(lines),
+    )
+
+
+def _written(
+    plan: Plan, traces: Sequence[Trace], lengths: Mapping[str, Mapping[str, TextLengths]]
+) -> dict[str, WrittenPrompts]:
+    found: dict[str, WrittenPrompts] = {}
+    others: set[str] = set()
+    for workload, trace in zip(plan.workloads, traces, strict=True):
+        known = lengths[text_channel(plan, workload)].get(workload.language)
+        if known is None or not wholly_synthesised(trace, workload):
+            others.add(workload.scenario)
+            continue
+        shortest = BlockText(scope="infersiege", ids=(0,), tokens=(1,), language=workload.language)
+        least = Synthesizer(plan.run.seed, lengths={workload.language: known}).tokens(shortest) + known.request_tokens
+        least += 0.0 if workload.salt is False else known.salt_tokens
+        before = found.get(workload.scenario)
+        methods = {known.method, *(before.method.split(", ") if before else ())}
+        found[workload.scenario] = WrittenPrompts(
+            method=", ".join(sorted(methods)), least_tokens=max(least, before.least_tokens if before else 0.0)
+        )
+    return {scenario: one for scenario, one in found.items() if scenario not in others}
 
 
 class _Way:
