@@ -28,6 +28,7 @@ from infersiege.emulator.refused import early_answer, over_quota, refusal_bytes,
 from infersiege.emulator.reply import Reply
 from infersiege.emulator.settings import EmulatorSettings
 from infersiege.emulator.text import corpus_of
+from infersiege.emulator.tokenize import TOKENIZE, Tokenize
 from infersiege.emulator.truthlog import RequestTruth, TruthLog
 from infersiege.emulator.wish import read_wish
 from infersiege.errors import UsageError
@@ -113,12 +114,14 @@ class EmulatorServer:
         api = PATHS.get(path)
         api = api if api in profile.apis else None
         counts = path == "/v1/messages/count_tokens" and Api.MESSAGES in profile.apis
+        tokenize = TOKENIZE.get(profile.name) if path == "/tokenize" else None
+        posted = api is not None or counts or tokenize is not None
         page = PAGES[profile.name].get(path)
         metrics = path == "/metrics" and profile.has_metrics
-        if api is None and page is None and not counts and not metrics:
+        if not posted and page is None and not metrics:
             self._not_found(connection)
-        elif request.method != ("POST" if api is not None or counts else "GET"):
-            self._wrong_method(connection, "POST" if api is not None or counts else "GET")
+        elif request.method != ("POST" if posted else "GET"):
+            self._wrong_method(connection, "POST" if posted else "GET")
         elif api is not None:
             self._ask(connection, request, api)
         elif not self._authorised(request, Api.MESSAGES if counts else None):
@@ -126,6 +129,8 @@ class EmulatorServer:
             self._answer(connection, refusal_bytes(connection, profile, None, error)[1])
         elif counts:
             self._count_tokens(connection, request)
+        elif tokenize is not None:
+            self._tokenize(connection, request, tokenize)
         elif metrics:
             text = self.metrics.render(self.engine, self.settings.model)
             self._answer(connection, connection.whole(200, text, self.metrics.content_type))
@@ -177,6 +182,13 @@ class EmulatorServer:
             self._answer(connection, refusal_bytes(connection, self.profile, Api.MESSAGES, error)[1])
             return
         self._answer(connection, connection.whole_json(200, {"input_tokens": len(wish.prompt)}))
+
+    def _tokenize(self, connection: Connection, request: Request, tokenize: Tokenize) -> None:
+        try:
+            answer = connection.whole_json(200, tokenize(_body_json(request.body), self.settings))
+        except RefusedError as error:
+            answer = refusal_bytes(connection, self.profile, None, error)[1]
+        self._answer(connection, answer)
 
     def _ask(self, connection: Connection, request: Request, api: Api) -> None:
         self.requests += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +19,7 @@ MOST_REQUESTS: Final = 400
 _BATCH_CHARS: Final = 16_384
 _LEAST_BATCH_CHARS: Final = 256
 _LIST_LENGTH: Final = 500
+_PAGE_CHARS: Final = 4_096
 _LIST_CHARS: Final = 65_536
 _CLAUSE_END: Final = re.compile(r"[.,\n。，]\Z")
 _TOO_LONG: Final = (400, 413, 422)
@@ -86,21 +88,21 @@ class EndpointCounter:
     # ---------------------------------------------------------------------------------------------------- only counts
 
     def _by_counts(self, text: str, offsets: Sequence[int]) -> list[int]:
-        """Each distinct word and each clause is counted by itself; the words of a clause are scaled to its count."""
+        """Words, clauses and pages are counted by themselves; what is in one is scaled to the count of the whole."""
         pieces = [text[start:end] for start, end in zip((0, *offsets), offsets, strict=False)]
         clauses = list(_clauses(pieces))
-        counts = self._counts(list(dict.fromkeys((*pieces, *("".join(clause) for clause in clauses)))))
-        found: list[int] = []
-        before = 0
-        for clause in clauses:
-            whole, own = counts["".join(clause)], [counts[piece] for piece in clause]
-            total = sum(own) or 1
-            reached = 0
-            for count in own:
-                reached += count
-                found.append(before + round(reached * whole / total))
-            before += whole
-        return found
+        pages = list(_pages(clauses))
+        texts = ("".join(clause) for clause in clauses)
+        counts = self._counts(list(dict.fromkeys((*pieces, *texts, *map(_joined, pages)))))
+        sizes: list[float] = []
+        for page in pages:
+            clauses_in_all = sum(counts["".join(clause)] for clause in page) or 1
+            of_page = counts[_joined(page)] / clauses_in_all
+            for clause in page:
+                own = [counts[piece] for piece in clause]
+                scale = of_page * counts["".join(clause)] / (sum(own) or 1)
+                sizes += [count * scale for count in own]
+        return [round(reached) for reached in accumulate(sizes)]
 
     def _counts(self, texts: list[str]) -> dict[str, int]:
         known: dict[str, int] = {"": 0}
@@ -136,6 +138,24 @@ def _clauses(pieces: Sequence[str]) -> Iterator[list[str]]:
             clause = []
     if clause:
         yield clause
+
+
+def _pages(clauses: Sequence[list[str]]) -> Iterator[list[list[str]]]:
+    """Runs of clauses of some KB: so long that what a tokenizer does at their ends is nothing."""
+    page: list[list[str]] = []
+    size = 0
+    for clause in clauses:
+        page.append(clause)
+        size += sum(map(len, clause))
+        if size >= _PAGE_CHARS:
+            yield page
+            page, size = [], 0
+    if page:
+        yield page
+
+
+def _joined(page: list[list[str]]) -> str:
+    return "".join("".join(clause) for clause in page)
 
 
 def _in_bytes(text: str, chars: int) -> int:

@@ -11,14 +11,14 @@ from infersiege.channels.request import without
 from infersiege.doctor.target import Target
 from infersiege.errors import InfersiegeError
 from infersiege.plan.schema import Sampling
-from infersiege.records import BlockText, Message, TextLengths
+from infersiege.records import Message, TextLengths
 from infersiege.tokens.probe import CountError, salt_lines
-from infersiege.traces import Synthesizer
 from infersiege.traces.material import DECKS, Material, key_of
 from infersiege.traces.text import costs_of
 from infersiege.wire.sse import EventStream
 
-_TEXT_TOKENS: Final = 40
+ONE_TOKEN: Final = "a"
+"""A text that is one token wherever it stands."""
 _SHORT, _LONG = 4, 8
 """Letters of a word that is short, and of one that is long."""
 _WORDS_OF_A_KIND: Final = 120
@@ -85,28 +85,19 @@ def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def framed(lengths: TextLengths, language: str, seed: int, ask: Asker) -> TextLengths:
-    """The same with what the chat template costs, by three small prompts of counted text. Raises CountError.
+def framed(lengths: TextLengths, ask: Asker) -> TextLengths:
+    """The same with what the chat template costs: of one message, of each further one, and after a system message.
 
-    What a template refuses (system messages) counts as nothing more. The first prompt is left out where its cost is
-    known.
+    What a template refuses (system messages) counts as nothing more. Raises CountError.
     """
-    synthesizer = Synthesizer(seed, lengths={language: lengths}, cache_bytes=0)
-    blocks = [
-        BlockText(scope="infersiege/frame", ids=(number,), tokens=(_TEXT_TOKENS,), language=language)
-        for number in range(3)
-    ]
-    texts = [synthesizer.text(block) for block in blocks]
-    known = [synthesizer.tokens(block) for block in blocks]
-    request = lengths.request_tokens or max(0.0, ask.prompt_tokens([_user(texts[0])]) - known[0])
+    request = max(0.0, ask.prompt_tokens([_user(ONE_TOKEN)]) - 1.0)
     found = msgspec.structs.replace(lengths, request_tokens=request)
-    three = [_user(texts[0]), {"role": "assistant", "content": texts[1]}, _user(texts[2])]
-    more = _told(ask, three)
-    if more is not None:
-        found = msgspec.structs.replace(found, message_tokens=max(0.0, (more - sum(known) - request) / 2))
-    begun = _told(ask, [{"role": "system", "content": texts[1]}, _user(texts[2])])
+    three = _told(ask, [_user(ONE_TOKEN), {"role": "assistant", "content": ONE_TOKEN}, _user(ONE_TOKEN)])
+    if three is not None:
+        found = msgspec.structs.replace(found, message_tokens=max(0.0, (three - 3 - request) / 2))
+    begun = _told(ask, [{"role": "system", "content": ONE_TOKEN}, _user(ONE_TOKEN)])
     if begun is not None:
-        system = max(0.0, begun - known[1] - known[2] - found.message_tokens)
+        system = max(0.0, begun - 2 - found.message_tokens)
         found = msgspec.structs.replace(found, system_request_tokens=system)
     return found
 
@@ -119,14 +110,16 @@ def _told(ask: Asker, messages: Messages) -> int | None:
         return None
 
 
-def calibrated(language: str, seed: int, ask: Asker) -> TextLengths:
+def calibrated(language: str, seed: int, ask: Asker, salt: str | None = None) -> TextLengths:
     """Lengths by what the server counts in some ten small prompts of known words, 1,500 to 4,000 tokens in all.
 
     Each deck of words is counted as a whole. What of it is a word's, however long, and what its letters', short and
-    long words tell (Chinese: all is the characters'). Punctuation marks are a token each. Raises CountError.
+    long words tell (Chinese: all is the characters'). Punctuation marks are a token each.
+    `salt`: the run's own. Raises CountError.
     """
     material = Material(key_of(seed), language)
-    request = ask.prompt_tokens([_user("a")]) - 1.0
+    frame = framed(TextLengths(method="calibrated", chars_per_token=1.0), ask)
+    request = frame.request_tokens
     decks = []
     for deck in range(DECKS):
         first, end = material.first_of(deck)
@@ -135,23 +128,23 @@ def calibrated(language: str, seed: int, ask: Asker) -> TextLengths:
     if min(decks) <= 0:
         raise CountError("the server counts as many tokens in a long prompt as in a short one")
     per_word, per_letter = _kinds(material, request, ask) if material.space else (0.0, 1.0)
-    salts = _told(ask, [_user(salt_lines(_SALTS) + "a")])
+    # Not at the beginning, or a cache would hold what the run's prompts begin with.
+    lines = salt_lines(_SALTS) if salt is None else f"{salt}\n" * _SALTS
+    salts = _told(ask, [_user(f"{ONE_TOKEN}\n{lines}")])
     head = _told(ask, [_user((material.space or "，").join(material.head.items))])
     items = len(material.head.items)
     commas = 0 if material.space else items - 1
-    lengths = TextLengths(
-        method="calibrated",
-        chars_per_token=1.0,
+    lengths = msgspec.structs.replace(
+        frame,
         word_tokens=per_word,
         letter_tokens=per_letter,
         deck_tokens=tuple(decks),
         head_tokens=0.0 if head is None else max(0.1, (head - request - commas) / items),
         separator_tokens=1.0,
-        salt_tokens=_USUAL_SALT_TOKENS if salts is None else max(1.0, (salts - request - 1) / _SALTS),
-        request_tokens=request,
+        salt_tokens=_USUAL_SALT_TOKENS if salts is None else max(1.0, (salts - request - 2) / _SALTS),
     )
     tokens = costs_of(material, lengths).before[-1]
-    return framed(msgspec.structs.replace(lengths, chars_per_token=len(material.text) / tokens), language, seed, ask)
+    return msgspec.structs.replace(lengths, chars_per_token=len(material.text) / tokens)
 
 
 def _kinds(material: Material, request: float, ask: Asker) -> tuple[float, float]:

@@ -198,7 +198,7 @@ class _Way:
         return self._with_frame(found, language, f"the engine's tokenizer ({counter.url}, {counter.requests} requests)")
 
     def _by_calibration(self, language: str) -> TextLengths:
-        found = calibrated(language, self._plan.run.seed, self._ask())
+        found = calibrated(language, self._plan.run.seed, self._ask(), self._salt)
         self._say(language, "the server's counts", found)
         return found
 
@@ -211,7 +211,7 @@ class _Way:
         """Texts are counted; what the template costs only the server tells. Without it nothing is made room for."""
         if self._may_ask:
             try:
-                found = framed(found, language, self._plan.run.seed, self._ask())
+                found = framed(found, self._ask())
             except CountError as error:
                 self.lines.append(f"{self._name}: nothing is known of the chat template: {error}")
         self._say(language, by, found)
