@@ -81,6 +81,7 @@ bench: $(INSTALLED_BENCH)  ## Measure our client against known times and other c
 	$(BIN)/python bench/truth.py
 	$(BIN)/python bench/peers.py
 	$(BIN)/python bench/traces.py
+	$(BIN)/python bench/text.py
 
 # All groups and extras at once, in a fresh environment without constraints: the newest releases that pyproject allows.
 FRESH := $(VENV)-constraints/bin/python

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -26,6 +26,13 @@ _SALTS: Final = 6
 _USUAL_SALT_TOKENS: Final = 15.5
 
 Messages = list[Message]
+
+
+class Counts(Protocol):
+    """Whoever tells how many tokens a prompt has."""
+
+    def prompt_tokens(self, messages: Messages) -> int:
+        """Chat template and all. Raises CountError."""
 
 
 class Asker:
@@ -85,7 +92,7 @@ def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def framed(lengths: TextLengths, ask: Asker) -> TextLengths:
+def framed(lengths: TextLengths, ask: Counts) -> TextLengths:
     """The same with what the chat template costs: of one message, of each further one, and after a system message.
 
     What a template refuses (system messages) counts as nothing more. Raises CountError.
@@ -102,7 +109,7 @@ def framed(lengths: TextLengths, ask: Asker) -> TextLengths:
     return found
 
 
-def _told(ask: Asker, messages: Messages) -> int | None:
+def _told(ask: Counts, messages: Messages) -> int | None:
     """None: the template takes no such messages."""
     try:
         return ask.prompt_tokens(messages)
@@ -110,7 +117,7 @@ def _told(ask: Asker, messages: Messages) -> int | None:
         return None
 
 
-def calibrated(language: str, seed: int, ask: Asker, salt: str | None = None) -> TextLengths:
+def calibrated(language: str, seed: int, ask: Counts, salt: str | None = None) -> TextLengths:
     """Lengths by what the server counts in some ten small prompts of known words, 1,500 to 4,000 tokens in all.
 
     Each deck of words is counted as a whole. What of it is a word's, however long, and what its letters', short and
@@ -147,7 +154,7 @@ def calibrated(language: str, seed: int, ask: Asker, salt: str | None = None) ->
     return msgspec.structs.replace(lengths, chars_per_token=len(material.text) / tokens)
 
 
-def _kinds(material: Material, request: float, ask: Asker) -> tuple[float, float]:
+def _kinds(material: Material, request: float, ask: Counts) -> tuple[float, float]:
     """(tokens of a word, of each of its letters), of which decks then scale the sum; (1, 0) where it can't be told."""
     short = [word for word in material.words if len(word) <= _SHORT][:_WORDS_OF_A_KIND]
     long = [word for word in material.words if len(word) >= _LONG][:_WORDS_OF_A_KIND]

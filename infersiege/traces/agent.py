@@ -121,7 +121,7 @@ class Agent(Generated):
             draw=draw,
             tools=self._tools[agent],
             held=self._tool_tokens[agent],
-            system=self._block("agent/system", agent, max(0, self._prefix - self._tool_tokens[agent])),
+            system=self._block("agent/system", agent, max(0, self._prefix - self._tool_tokens[agent]), shared=True),
             task=(self._number("task_p50"), self._number("task_sigma")),
         )
         calls = min(draw.tokens(self._number("calls"), self._number("calls_sigma")), int(self._number("calls_max")))
@@ -153,7 +153,7 @@ class Agent(Generated):
                 draw=draw,
                 tools=offered,
                 held=held,
-                system=self._block("agent/subagent", 0, max(0, prefix - held)),
+                system=self._block("agent/subagent", 0, max(0, prefix - held), shared=True),
                 task=(self._number("subagent_task_p50"), _SUBAGENT_TASK_SIGMA),
             )
             calls = min(draw.tokens(self._number("subagent_calls"), _SUBAGENT_CALLS_SIGMA), _MOST_SUBAGENT_CALLS)

@@ -79,8 +79,8 @@ class Generated:
         assert isinstance(value, int | float)
         return value
 
-    def _block(self, scope: str, ident: int, tokens: int) -> BlockText:
-        return BlockText(scope=scope, ids=(ident,), tokens=(tokens,), language=self._language)
+    def _block(self, scope: str, ident: int, tokens: int, *, shared: bool = False) -> BlockText:
+        return BlockText(scope=scope, ids=(ident,), tokens=(tokens,), language=self._language, shared=shared)
 
     def _question(self, draw: Draw, templates: Mapping[str, Sequence[str]]) -> str:
         template = draw.pick(templates[self._language])
@@ -118,7 +118,7 @@ class ShortQa(Generated):
         system = scale(int(self._number("system_tokens")))
         if system:
             messages.append({"role": "system", "content": ""})
-            texts.append(self._block("short-qa/system", 0, system))
+            texts.append(self._block("short-qa/system", 0, system, shared=True))
         asked = self._estimate(question)
         context = wanted - system - asked
         messages.append({"role": "user", "content": question})
@@ -229,7 +229,8 @@ class LongDocument(Generated):
     ) -> tuple[tuple[Message, ...], tuple[BlockText | None, ...]]:
         """The first question with its document: (messages, texts)."""
         position = self._options.values["position"]
-        text = self._block("long-document/document", document, length)
+        shared = self._options.values["questions_as"] == "sessions" or bool(self._number("documents"))
+        text = self._block("long-document/document", document, length, shared=shared)
         asked: Message = {"role": "user", "content": question}
         if position == "system":
             return ({"role": "system", "content": ""}, asked), (text, None)

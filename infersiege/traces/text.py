@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
+import msgspec
+
 from infersiege.errors import InternalError
 from infersiege.records import BlockText, Message, TextLengths
 from infersiege.traces.material import DECKS, HEADS, PIECE_UNITS, POOL_UNITS, Costs, Material, key_of
@@ -217,13 +219,7 @@ class Framing:
             if at == last and wanted and _is_own(block):
                 # No line end follows the last id.
                 tokens = max(1, round(block.tokens[-1] - self._over + self._synthesizer.frame.separator_tokens))
-                found[at] = block = BlockText(
-                    scope=block.scope,
-                    ids=block.ids,
-                    tokens=(*block.tokens[:-1], tokens),
-                    language=block.language,
-                    shared=block.shared,
-                )
+                found[at] = block = msgspec.structs.replace(block, tokens=(*block.tokens[:-1], tokens))
             self._over += (self._synthesizer.tokens(block) if wanted else 0.0) - wanted
         return found
 
