@@ -23,8 +23,8 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:48.9000000,75,9
 """
 
-PREFLIGHT_TOKENS = 4
-"""Most output of the request with which the preflight asks whether the model answers."""
+PREFLIGHT_TOKENS = 4 + 3
+"""Most output of the request with which the preflight asks whether the model answers, and of three for text lengths."""
 
 
 def tool_session(city: str) -> str:
@@ -74,7 +74,7 @@ def check_against_engine(ran: Ran, counters: Counters) -> None:
     assert 0 < counters.grown("tokens_predicted_total") - generated <= PREFLIGHT_TOKENS
     prompts = sum(turn.prompt_tokens or 0 for turn in turns)
     seen = counters.grown("prompt_tokens_total") + counters.grown("prompt_tokens_cached_total")
-    assert 0 < seen - prompts < 100, "all prompt tokens but the preflight's are ours"
+    assert 0 < seen - prompts < 250, "all prompt tokens but those before the load are ours"
     # The engine's time from a request's first token to its last, summed, is what the client saw, summed.
     streaming_s = sum((turn.last_token_ns or 0) - (turn.first_token_ns or 0) for turn in turns) / 1e9
     assert streaming_s == pytest.approx(counters.grown("tokens_predicted_seconds_total"), rel=0.15, abs=0.5)
