@@ -49,7 +49,9 @@ def test_union_over_workers_is_the_sequence_of_one_worker(members, seed, arrival
     available = [holds] + [None] * (len(weights) - 1)
     common = {"weights": weights, "seed": seed, "sessions": 200, "available": available, "first": first}
     for tickets in (
-        lambda **split: open_tickets(rate=50.0, arrivals=arrivals, duration_ns=3 * SECOND_NS, **common, **split),
+        lambda **split: open_tickets(
+            rate=50.0, arrivals=arrivals, burstiness=0.5, duration_ns=3 * SECOND_NS, **common, **split
+        ),
         lambda **split: closed_tickets(**common, **split),
     ):
         alone = list(tickets())
@@ -266,7 +268,7 @@ def test_replay_without_times_is_a_usage_error_with_a_hint():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gamma", "not built yet"),
+        ("gamma", "need a burstiness"),
         ("trace", 'mode "replay"'),
         ("poison", "unknown"),
     ],

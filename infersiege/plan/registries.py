@@ -37,9 +37,9 @@ def names(registry: str) -> Names:
 
         return Names(now=tuple(BUILTINS))
     if registry == "ARRIVALS":
-        from infersiege.schedule import ARRIVALS, LATER_ARRIVALS
+        from infersiege.schedule import ARRIVALS
 
-        return Names(now=tuple(ARRIVALS), later=tuple(LATER_ARRIVALS))
+        return Names(now=tuple(ARRIVALS))
     return _metric_names(registry)
 
 
