@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from infersiege.records import TraceAccount, WorkerSummary, WrittenPrompts
+from infersiege.records import Calibration, ClientSummary, TraceAccount, WorkerSummary, WrittenPrompts
 
 
 class SteadyWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +92,10 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Turns of all started sessions, as the workers planned them; None: only the records tell."""
     traces: tuple[TraceAccount, ...] = ()
     workers: tuple[WorkerSummary, ...] = ()
+    clients: tuple[ClientSummary, ...] = ()
+    """How fit each worker was in steady (metrics.client); empty: nothing tells."""
+    calibration: Calibration | None = None
+    """What a worker of the master's host can do; None: it was not measured."""
     invalid: tuple[str, ...] = ()
     """Reasons that only the master could see."""
     warnings: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from infersiege.metrics.client import worst
 from infersiege.metrics.collect import Collector
 from infersiege.metrics.delivery import delivered
 from infersiege.metrics.facts import RunFacts
@@ -40,6 +41,8 @@ def summarise(turns: Iterable[TurnRecord], facts: RunFacts) -> Summary:
         costs=paid,
         traces=facts.traces,
         workers=facts.workers,
+        clients=facts.clients,
+        client=worst(facts.clients),
         invalid=invalid_reasons(collector, counts, loads),
         internal_faults=collector.internal,
         warnings=warnings_of(collector, groups[0]),

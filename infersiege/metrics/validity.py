@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from infersiege.metrics import client
 from infersiege.metrics.collect import WIDE_SLACK_NS, Collector
 from infersiege.metrics.delivery import Delivered
 from infersiege.metrics.groups import LENGTH_TOLERANCE, prompt_lengths
-from infersiege.records import Counts, ErrorClass, GroupSummary, Outcome, Reason
+from infersiege.records import ClientVerdict, Counts, ErrorClass, GroupSummary, Outcome, Reason
 
 DELIVERED_FLOOR = 0.95
 """Less of the asked load than this makes a run invalid."""
@@ -18,9 +19,9 @@ DELIVERED_CEILING = 1.05
 """More than this, too: it is not the load that was asked for."""
 
 HUB_LAG_NS = 200_000_000
-"""A worker whose event loop was held up longer than this in one of a hundred looks was the bottleneck.
+"""A worker whose event loop was held up longer than this (p99 of the whole run) was the bottleneck.
 
-Generous, since stamps are the kernel's: what a shorter stall does to a figure shows in its slack and lateness."""
+Only where the health of each second is missing; the rule proper is in `metrics.client`."""
 
 BOUND_SHARE = 0.01
 """More turns than this with a doubtful first token, or with a stepped clock, make a run invalid."""
@@ -155,18 +156,26 @@ def _too_many(part: int, whole: int) -> bool:
 
 def _client(collector: Collector) -> list[str]:
     reasons = []
+    facts = collector.facts
+    bound = [one for one in facts.clients if one.verdict is ClientVerdict.CLIENT_BOUND]
+    hint = (
+        client.advice(facts.clients, facts.calibration) if facts.clients else "add workers or hosts, or lower the load"
+    )
     slack, wide = _tally(collector, "slack"), _tally(collector, "slack_wide")
     if _too_many(wide, slack):
         reasons.append(
             f"client-bound: the first token of {wide} of {slack} turns is in doubt by more than "
-            f"{WIDE_SLACK_NS / 1e6:.0f} ms; add workers or hosts, or lower the load"
+            f"{WIDE_SLACK_NS / 1e6:.0f} ms; {hint}"
         )
-    for worker in collector.facts.workers:
+    if bound:
+        others = f" ({len(bound)} of {len(facts.clients)} workers are bound)" if len(facts.clients) > 1 else ""
+        reasons.append(f"client-bound: {bound[0].worker}: {', '.join(bound[0].reasons)}{others}; {hint}")
+    for worker in [] if facts.clients else facts.workers:
+        # Without the health of each second: a run of an older infersiege, or one whose telemetry/ is gone.
         lag_ns = worker.hub_lag_p99_ns
         if lag_ns is not None and lag_ns > HUB_LAG_NS:
             reasons.append(
-                f"client-bound: the event loop of {worker.worker} was held up by {lag_ns / 1e6:.0f} ms (p99); add "
-                "workers or hosts, or lower the load"
+                f"client-bound: the event loop of {worker.worker} was held up by {lag_ns / 1e6:.0f} ms (p99); {hint}"
             )
     turns = sum(cell.outcomes.total() for cell in collector.cells.values())
     stepped = _tally(collector, "clock_step")
@@ -195,6 +204,7 @@ def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
         if account.repeat_factor is not None and account.repeat_factor > 1
     ]
     users = [load.users for load in collector.facts.loads if load.users is not None]
+    warnings += _about_client(collector)
     concurrency = max(users) if users else whole.in_flight_max
     if concurrency and 0 < whole.counts.started < WAVES * concurrency and not collector.facts.interrupted:
         warnings.append(
@@ -202,6 +212,17 @@ def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
             "longer"
         )
     return tuple(dict.fromkeys(warnings))
+
+
+def _about_client(collector: Collector) -> list[str]:
+    """Workers that were half way to being the limit."""
+    facts = collector.facts
+    strained = [one for one in facts.clients if one.verdict is ClientVerdict.STRAINED]
+    if not strained:
+        return []
+    one = strained[0]
+    others = f" ({len(strained)} of {len(facts.clients)} workers)" if len(facts.clients) > 1 else ""
+    return [f"strained client: {one.worker}: {', '.join(one.reasons)}{others}; more load would need more workers"]
 
 
 def _about_turns(collector: Collector) -> list[str]:

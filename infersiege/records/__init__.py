@@ -6,6 +6,7 @@ All types are frozen. Instants are integer nanoseconds since the Unix epoch on t
 
 from __future__ import annotations
 
+from infersiege.records.client import Calibration, ClientSummary, ClientVerdict
 from infersiege.records.messages import (
     Ack,
     Assignment,
@@ -74,7 +75,10 @@ __all__ = [
     "Branch",
     "BudgetUse",
     "Bye",
+    "Calibration",
     "ClientHealth",
+    "ClientSummary",
+    "ClientVerdict",
     "ClockPing",
     "Cost",
     "Counts",

@@ -186,6 +186,19 @@ class ClientHealth(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int | None
     """None, also below: the worker had no descriptor left to look."""
     open_files: int | None
+    """Files and sockets: nearly all of them are sockets."""
+    begun_ns: int | None = None
+    """What is told is of [begun_ns, ended_ns) on the master's clock; None, also below: an older infersiege wrote it."""
+    ended_ns: int | None = None
+    hub_lag: dict[int, int] = {}
+    """Event loop, looked at each 10 ms: how late a timer came, in whole ms (metrics.histogram bucket -> looks).
+
+    The looks that a stall kept from happening are counted as well: one of 100 ms is ten looks, 100, 90, 80 … ms late.
+    """
+    cpu_wait_share: float | None = None
+    """Seconds per second in which the worker could have run but had no CPU; None: the kernel does not tell."""
+    gc_pause_ns: int = 0
+    """All pauses together."""
 
 
 class SeriesRow(msgspec.Struct, frozen=True, kw_only=True):

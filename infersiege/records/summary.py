@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from infersiege.records.client import ClientSummary, ClientVerdict
 from infersiege.records.words import Verdict
 
 
@@ -290,6 +291,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """
     traces: tuple[TraceAccount, ...]
     workers: tuple[WorkerSummary, ...]
+    clients: tuple[ClientSummary, ...] = ()
+    """How fit each worker was in the steady phases; empty: the run has no telemetry/clients.jsonl."""
+    client: ClientVerdict | None = None
+    """The same of all workers together: the worst; None: nothing tells."""
     invalid: tuple[str, ...]
     """Reasons why the figures can't be trusted; empty: valid."""
     warnings: tuple[str, ...]

@@ -13,11 +13,12 @@ import msgspec
 from infersiege import gate, resources
 from infersiege.cost import settle
 from infersiege.errors import InfersiegeError, RunDirectoryError
+from infersiege.metrics import client
 from infersiege.metrics.facts import AskedLoad, RunFacts, SteadyWindow
 from infersiege.metrics.summary import summarise
 from infersiege.metrics.windows import windows
 from infersiege.plan.schema import Plan
-from infersiege.records import EventRow, SeriesRow, Summary, TurnRecord, Verdict, WindowRow
+from infersiege.records import ClientHealth, EventRow, SeriesRow, Summary, TurnRecord, Verdict, WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.html import render
 from infersiege.rundir import SERIES, PlanFile, RunDirectory, StageFacts, span_of_run
@@ -99,12 +100,15 @@ def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequen
         planned_turns=file.planned_turns,
         traces=file.traces,
         workers=file.workers,
+        calibration=file.calibration,
         invalid=(*file.invalid, *((NOT_ENDED,) if file.ended_ns is None else ())),
         warnings=(*file.warnings, *noticed),
     )
 
 
-def _watched(turns: Iterable[TurnRecord], watchers: Sequence[Collected | _Span]) -> Iterator[TurnRecord]:
+def _watched(
+    turns: Iterable[TurnRecord], watchers: Sequence[Collected | _Span | client.ClientWatch]
+) -> Iterator[TurnRecord]:
     """The same turns, seen by the watchers on the way: one pass for all."""
     for turn in turns:
         for watcher in watchers:
@@ -122,15 +126,18 @@ def read(run: RunDirectory) -> Rebuilt:
     noticed: list[str] = []
     damage: list[str] = []
     """Of the series: told after everything else."""
-    collected, seen = Collected(), _Span()
+    collected, seen, clients = Collected(), _Span(), client.ClientWatch()
     turns = run.read_turns(noticed.append, span=span_of_run(file.created_ns, file.ended_ns))
     plan = file.typed_plan()
     streamed = {name: channel.stream for name, channel in plan.channels.items()}
-    rows = windows(_watched(turns, (collected, seen)), limits=gate.request_limits(plan.slos), streamed=streamed)
+    rows = windows(
+        _watched(turns, (collected, seen, clients)), limits=gate.request_limits(plan.slos), streamed=streamed
+    )
     events = _events(run, noticed)
     started_ns = next((at for at in (file.started_ns, seen.first_ns) if at is not None), file.created_ns)
     ended_ns = next((at for at in (file.ended_ns, seen.last_ns) if at is not None), started_ns)
     facts = run_facts(file, started_ns=started_ns, ended_ns=ended_ns, noticed=noticed)
+    facts = msgspec.structs.replace(facts, clients=client.summaries(_health(run, damage), clients, facts.steady))
     summary = summarise(run.read_turns(), facts)
     watched = _gathered(run, file, plan, (started_ns, ended_ns), damage)
     found = resources.stages(watched, summary, facts.steady)
@@ -143,6 +150,14 @@ def read(run: RunDirectory) -> Rebuilt:
     )
     summary = settle(summary, {name: channel.price for name, channel in plan.channels.items()})
     return Rebuilt(summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events, watched=watched)
+
+
+def _health(run: RunDirectory, damage: list[str]) -> Iterator[ClientHealth]:
+    """How the workers did; damage there is a warning, and what came before it counts."""
+    try:
+        yield from run.read_health(damage.append)
+    except RunDirectoryError as error:
+        damage.append(f"{error}; the rest of the workers' health is left out")
 
 
 def _gathered(

@@ -237,6 +237,12 @@ class RunDirectory:
         """As `read_turns`."""
         return self._rows(EVENTS, EventRow, None)
 
+    def read_health(self, on_torn: Callable[[str], None] | None = None) -> Iterator[ClientHealth]:
+        """Rows of telemetry/clients.jsonl, in file order; none when there is no such file. As `read_series`."""
+        file = f"{TELEMETRY}/{CLIENTS}"
+        if (self.path / file).exists():
+            yield from self._rows(file, ClientHealth, on_torn)
+
     def read_series(self, name: str, on_torn: Callable[[str], None] | None = None) -> Iterator[SeriesRow]:
         """Points of telemetry/`name` (`rundir.SERIES`), in file order; none when there is no such file.
 

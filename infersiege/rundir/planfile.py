@@ -11,6 +11,7 @@ from infersiege.plan.schema import Plan
 from infersiege.records import (
     SCHEMA_VERSION,
     BudgetUse,
+    Calibration,
     TelemetryAccount,
     TextLengths,
     TraceAccount,
@@ -87,6 +88,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     """infersiege, python, locust, gevent …"""
     host: dict[str, str] = {}
     """The master's machine: cpu, cores, memory, kernel."""
+    calibration: Calibration | None = None
+    """What a worker of it can do; None: it was never measured (`infersiege calibrate`)."""
     channels: dict[str, ChannelFacts] = {}
     trace_hashes: dict[str, str] = {}
     """scenario -> SHA-256 of its trace."""

@@ -293,12 +293,11 @@ class Worker:
         if share is None:
             return
         self._report_sequence += 1
-        second = (time.monotonic_ns() + share.offset_ns) // 1_000_000_000
         report = Report(
             worker=self.name,
             sequence=self._report_sequence,
             windows=tuple(share.windows_since_last()),
-            health=self._health.sample(second),
+            health=self._health.sample(share.offset_ns),
             open_turns=tuple(share.open_turns()),
             sessions=share.ledger.open_sessions,
             in_flight=len(share.turns.in_flight),

@@ -1,0 +1,249 @@
+"""Whether the load generator was the limit: the rule, its figures, and how many workers would have done. Pure.
+
+docs/client.md has the rule in words, with the experiment behind its numbers. Nothing of it looks at what a slow server
+spoils: only at what a worker itself must do in time (its event loop, its CPU, the reading of first tokens).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from infersiege.metrics.facts import SteadyWindow
+from infersiege.metrics.histogram import Histogram
+from infersiege.metrics.turn import NS_PER_MS, lateness
+from infersiege.records import Calibration, ClientHealth, ClientSummary, ClientVerdict, Phase, TurnRecord
+
+SECOND_NS = 1_000_000_000
+
+WIDE_SLACK_NS = NS_PER_MS
+"""A first token whose arrival is in doubt by more than this counts against the client."""
+SLACK_SHARE = 0.01
+FEW = 3
+"""Fewer turns, or seconds, over a limit prove nothing."""
+
+HELD_MS = 50
+"""An event loop that lets one of a hundred instants wait for longer than this.
+
+Stamps are the kernel's, so that a shorter stall shifts no first token; it delays what is sent, by as much."""
+
+BUSY = 0.95
+"""CPU used and waited for, of one core: a worker has no more."""
+BUSY_SHARE = 0.10
+BUSY_LATE_MS = 10
+"""A busy worker is bound when its loop or its requests are later than this (p99): it then has more than it can do."""
+
+ROOM = 0.7
+"""How much of its ceiling a worker should be given."""
+
+HALF = 0.5
+
+
+@dataclass(slots=True)
+class Second:
+    """One second of one worker, from its turns: for a time axis."""
+
+    lateness: Histogram = field(default_factory=Histogram)
+    """Of turns that were due in it, in ns."""
+    first_tokens: int = 0
+    wide_slack: int = 0
+    chunks: int = 0
+    """Of turns that ended in it, as `coalesced`."""
+    coalesced: int = 0
+
+
+class _Turns:
+    """Turns of one worker that were due in steady."""
+
+    def __init__(self) -> None:
+        self.lateness = Histogram()
+        self.counts: Counter[str] = Counter()
+        self.seconds: dict[int, Second] = {}
+
+    def at(self, ns: int) -> Second:
+        found = self.seconds.get(ns // SECOND_NS)
+        if found is None:
+            found = self.seconds[ns // SECOND_NS] = Second()
+        return found
+
+
+class ClientWatch:
+    """Filled with all turns of a run; keeps what they tell about their workers. Grows with seconds, not with turns."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, _Turns] = {}
+
+    def add(self, turn: TurnRecord) -> None:
+        found = self.workers.get(turn.worker)
+        if found is None:
+            found = self.workers[turn.worker] = _Turns()
+        steady = turn.phase is Phase.STEADY
+        counts = found.counts
+        late_ns = lateness(turn)
+        if late_ns is not None:
+            found.at(turn.due_ns).lateness.add(max(late_ns, 0))
+        if turn.first_token_slack_ns is not None and turn.first_token_ns is not None:
+            wide = turn.first_token_slack_ns > WIDE_SLACK_NS
+            second = found.at(turn.first_token_ns)
+            second.first_tokens += 1
+            second.wide_slack += wide
+            if steady:
+                counts["first_tokens"] += 1
+                counts["wide_slack"] += wide
+        if turn.chunks and turn.closed_ns is not None:
+            second = found.at(turn.closed_ns)
+            second.chunks += turn.chunks
+            second.coalesced += turn.coalesced
+        if steady:
+            counts["turns"] += turn.attempt_ns is not None
+            counts["chunks"] += turn.chunks
+            counts["coalesced"] += turn.coalesced
+            counts["tokens"] += turn.chunks if turn.output_tokens is None else turn.output_tokens
+            if late_ns is not None:
+                found.lateness.add(max(late_ns, 0))
+
+    def seconds(self, worker: str) -> Mapping[int, Second]:
+        """Unix second -> what its turns tell; empty for a worker without turns."""
+        found = self.workers.get(worker)
+        return {} if found is None else found.seconds
+
+
+def in_steady(row: ClientHealth, steady: Sequence[SteadyWindow]) -> bool:
+    """Whether the middle of what a row tells of lies in a steady phase."""
+    if row.begun_ns is None or row.ended_ns is None:
+        middle_ns = row.second * SECOND_NS  # it was written within the second, and is of the one before
+    else:
+        middle_ns = (row.begun_ns + row.ended_ns) // 2
+    return any(window.start_ns <= middle_ns < window.end_ns for window in steady)
+
+
+def summaries(
+    rows: Iterable[ClientHealth], watch: ClientWatch, steady: Sequence[SteadyWindow]
+) -> tuple[ClientSummary, ...]:
+    """One per worker that has rows or turns, by name, judged. `rows`: of telemetry/clients.jsonl, in any order."""
+    health: dict[str, list[ClientHealth]] = {worker: [] for worker in watch.workers}
+    for row in rows:
+        of_worker = health.setdefault(row.worker, [])
+        if in_steady(row, steady):
+            of_worker.append(row)
+    seconds = sum(window.duration_ns for window in steady) / SECOND_NS
+    return tuple(
+        judged(_figures(worker, health[worker], watch.workers.get(worker), seconds)) for worker in sorted(health)
+    )
+
+
+def _figures(worker: str, rows: Sequence[ClientHealth], turns: _Turns | None, seconds: float) -> ClientSummary:
+    """What was seen of one worker, not yet judged."""
+    lag = Histogram.merged(Histogram.from_sparse(row.hub_lag) for row in rows)
+    waits = [row.cpu_wait_share for row in rows if row.cpu_wait_share is not None]
+    files = [row.open_files for row in rows if row.open_files is not None]
+    counts = Counter[str]() if turns is None else turns.counts
+    late_ns = None if turns is None else turns.lateness.percentile(0.99)
+    return ClientSummary(
+        worker=worker,
+        verdict=ClientVerdict.OK,
+        seconds=len(rows),
+        hub_lag_p99_ms=lag.percentile(0.99),
+        hub_lag_max_ms=max((row.hub_lag_max_ns // NS_PER_MS for row in rows), default=None),
+        held_seconds=sum(row.hub_lag_max_ns > HALF * HELD_MS * NS_PER_MS for row in rows),
+        cpu_share_mean=sum(row.cpu_share for row in rows) / len(rows) if rows else None,
+        cpu_share_max=max((row.cpu_share for row in rows), default=None),
+        cpu_wait_share_mean=sum(waits) / len(waits) if waits else None,
+        busy_seconds=sum(row.cpu_share + (row.cpu_wait_share or 0.0) > BUSY for row in rows),
+        gc_pause_max_ms=max((row.gc_pause_max_ns / NS_PER_MS for row in rows), default=None),
+        open_files_max=max(files, default=None),
+        turns=counts["turns"],
+        lateness_p99_ms=None if late_ns is None else late_ns / NS_PER_MS,
+        first_tokens=counts["first_tokens"],
+        wide_slack=counts["wide_slack"],
+        chunks=counts["chunks"],
+        coalesced=counts["coalesced"],
+        tokens_per_s=counts["tokens"] / seconds if turns is not None and seconds else None,
+        turns_per_s=counts["turns"] / seconds if turns is not None and seconds else None,
+    )
+
+
+def judged(seen: ClientSummary) -> ClientSummary:
+    """The same with verdict and reasons: the rule, and half of it."""
+    bound = _over(seen, 1.0)
+    if bound:
+        return replace(seen, verdict=ClientVerdict.CLIENT_BOUND, reasons=tuple(bound))
+    strained = _over(seen, HALF)
+    if strained:
+        return replace(seen, verdict=ClientVerdict.STRAINED, reasons=tuple(strained))
+    return seen
+
+
+def _over(seen: ClientSummary, part: float) -> list[str]:
+    """What is over this part of the limits."""
+    found = []
+    if seen.wide_slack >= FEW and seen.wide_slack > part * SLACK_SHARE * seen.first_tokens:
+        found.append(
+            f"the first token of {seen.wide_slack} of {seen.first_tokens} turns is in doubt by more than "
+            f"{WIDE_SLACK_NS / NS_PER_MS:.0f} ms"
+        )
+    lag_ms = seen.hub_lag_p99_ms or 0
+    # One stall, such as all users of a closed loop beginning at once, is not how a worker was all the time.
+    if lag_ms > part * HELD_MS and seen.held_seconds >= min(FEW, seen.seconds):
+        found.append(f"its event loop was held up by {lag_ms} ms (p99)")
+    late_ms = seen.lateness_p99_ms or 0.0
+    busy = seen.busy_seconds >= 2 and seen.busy_seconds > part * BUSY_SHARE * seen.seconds
+    if busy and (lag_ms > part * BUSY_LATE_MS or late_ms > part * BUSY_LATE_MS):
+        late = f"its event loop {lag_ms} ms late" if lag_ms > part * BUSY_LATE_MS else f"requests {late_ms:.0f} ms late"
+        found.append(f"it needed a whole core in {seen.busy_seconds} of {seen.seconds} s, and was {late} (p99)")
+    return found
+
+
+_WEIGHT = {ClientVerdict.OK: 0, ClientVerdict.STRAINED: 1, ClientVerdict.CLIENT_BOUND: 2}
+
+
+def worst(clients: Sequence[ClientSummary]) -> ClientVerdict | None:
+    """Of all workers: each has its share of the turns, and a bound one spoils them. None: nothing was seen."""
+    return max((one.verdict for one in clients), key=_WEIGHT.__getitem__, default=None)
+
+
+def ceiling_share(tokens_per_s: float, turns_per_s: float, calibration: Calibration) -> float:
+    """What share of one worker's ceiling a load is (2.0: that of two workers).
+
+    Turns cost as well: those beyond the ones that were in the measured streams are counted as short requests.
+    """
+    share = tokens_per_s / calibration.tokens_per_s if calibration.tokens_per_s else 0.0
+    beyond = turns_per_s - tokens_per_s / calibration.answer_tokens
+    if calibration.requests_per_s:
+        share += max(0.0, beyond) / calibration.requests_per_s
+    return share
+
+
+def workers_for(tokens_per_s: float, turns_per_s: float, calibration: Calibration) -> int:
+    """So many workers as leave each of them room: load / (0.7 x ceiling), rounded up."""
+    return max(1, math.ceil(ceiling_share(tokens_per_s, turns_per_s, calibration) / ROOM))
+
+
+def advice(clients: Sequence[ClientSummary], calibration: Calibration | None) -> str:
+    """What would have done, in one sentence: more workers, or a host that lets them run."""
+    used = sum(one.cpu_share_mean or 0.0 for one in clients)
+    waited = sum(one.cpu_wait_share_mean or 0.0 for one in clients)
+    here = len(clients)
+    needed = math.ceil((used + waited) / ROOM)
+    if calibration is not None:
+        tokens = sum(one.tokens_per_s or 0.0 for one in clients)
+        turns = sum(one.turns_per_s or 0.0 for one in clients)
+        needed = max(needed, workers_for(tokens, turns, calibration))
+    if needed > here:
+        more = f"{needed} workers would have done"
+        # A worker that has no more CPU does not show how much it would have used.
+        more = f"at least {more}" if any(one.busy_seconds for one in clients) else more
+        if waited > used:
+            return f"{more}, on hosts with free cores: they waited for a CPU longer than they had one"
+        return more
+    if not used:
+        return "add workers or hosts, or lower the load"
+    share = used / max(here, 1)
+    return (
+        f"workers used {share:.0%} of a core each: something kept them from running (a CPU limit, other processes, a "
+        "stopped machine); move them to free cores or other hosts"
+    )
