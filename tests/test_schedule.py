@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import islice, pairwise
-from math import exp
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,10 @@ from infersiege.schedule import (
     LATE_GRACE_NS,
     SECOND_NS,
     Pacer,
+    RateStage,
     Ticket,
     closed_tickets,
     open_tickets,
-    ramp_offsets,
     replay_tickets,
     users_share,
 )
@@ -129,40 +128,6 @@ def test_session_indices_count_each_workload_without_gaps():
         assert numbers == list(range(len(numbers)))
 
 
-def test_constant_arrivals_do_not_drift_over_hours():
-    rate = 7.3  # no whole number of nanoseconds between arrivals
-    tickets = open_tickets(rate=rate, arrivals="constant", weights=[1], seed=1, duration_ns=3 * HOUR_NS)
-    offsets = [ticket.offset_ns for ticket in tickets]
-    assert offsets[0] == 0
-    assert len(offsets) == -(-3 * 3600 * 73 // 10)
-    worst = max(abs(offset - k * 1e9 / rate) for k, offset in enumerate(offsets))
-    assert worst < 4, "a sum of rounded gaps would be off by tens of microseconds at the end"
-
-
-def test_ls_05_poisson_rate_and_spacing():
-    """LS-05: 40 arrivals/s. Rate within 4 sigma, gaps against the exponential by Kolmogorov-Smirnov."""
-    n = 40 * 900
-    offsets = [t.offset_ns for t in open_tickets(rate=40.0, arrivals="poisson", weights=[1], seed=11, sessions=n)]
-    assert offsets == sorted(offsets)
-    rate = n / (offsets[-1] / SECOND_NS)
-    assert abs(rate - 40) < 4 * 40 / n**0.5
-    gaps = sorted(after - before for before, after in pairwise([0, *offsets]))
-    distance = max(
-        max((k + 1) / n - (1 - exp(-gap * 40 / 1e9)), (1 - exp(-gap * 40 / 1e9)) - k / n) for k, gap in enumerate(gaps)
-    )
-    assert distance < 1.95 / n**0.5, "1.95 / sqrt(n): one in a thousand right samples would fail, and the seed is fixed"
-
-
-def test_poisson_of_one_worker_is_poisson_of_its_share():
-    n = 20_000
-    part = [
-        t.offset_ns
-        for t in open_tickets(rate=40.0, arrivals="poisson", weights=[1], seed=3, sessions=n, place=2, members=4)
-    ]
-    assert len(part) == n // 4
-    assert abs(len(part) / (part[-1] / 1e9) - 10) < 4 * 10 / len(part) ** 0.5
-
-
 def test_seeds_give_different_sequences_and_the_same_seed_the_same():
     def offsets(seed: int) -> list[Ticket]:
         return list(open_tickets(rate=10.0, arrivals="poisson", weights=[1, 1], seed=seed, sessions=50))
@@ -265,34 +230,6 @@ def test_replay_without_times_is_a_usage_error_with_a_hint():
     assert "open" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("gamma", "need a burstiness"),
-        ("trace", 'mode "replay"'),
-        ("poison", "unknown"),
-    ],
-)
-def test_unknown_arrival_processes_say_what_is_known(name, message):
-    with pytest.raises(UsageError, match=message):
-        list(open_tickets(rate=1.0, arrivals=name, weights=[1], seed=1, sessions=1))
-
-
-@pytest.mark.parametrize("arrivals", ["constant", "poisson"])
-@pytest.mark.parametrize("rate", [1e-9, 1e-6, 1e9])
-def test_extreme_rates_give_offsets_that_do_not_fall_and_fit_64_bits(arrivals, rate):
-    """No warning of numpy (pytest makes it an error), no negative offset of a number that overflowed."""
-    common = {"rate": rate, "arrivals": arrivals, "weights": [1], "seed": 1}
-    offsets = [t.offset_ns for t in open_tickets(**common, sessions=20_000)]
-    assert len(offsets) == 20_000
-    assert offsets == sorted(offsets)
-    assert offsets[0] >= 0
-    assert offsets[-1] < 1 << 63
-    days_ns = 30 * 24 * HOUR_NS
-    early = list(islice(open_tickets(**common, duration_ns=days_ns), 20_000))
-    assert [t.offset_ns for t in early] == [at for at in offsets if at < days_ns]
-
-
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf")])
 def test_rates_and_speeds_without_meaning_are_refused(value):
     with pytest.raises(InternalError, match="rate is"):
@@ -321,26 +258,6 @@ def test_impossible_places_are_refused(place, members):
         list(closed_tickets(weights=[1], seed=1, sessions=1, place=place, members=members))
     with pytest.raises(InternalError):
         users_share(3, place, members)
-
-
-@given(users=st.integers(0, 5000), members=st.integers(1, 50), ramp_ns=st.integers(0, HOUR_NS))
-def test_ls_05_users_are_shared_out_exactly_and_ramp_evenly(users, members, ramp_ns):
-    """LS-05: a share that loses one user passes every test that does not add up."""
-    shares = [users_share(users, place, members) for place in range(members)]
-    assert sum(shares) == users
-    assert max(shares) - min(shares) <= 1
-    ramps = [ramp_offsets(users, ramp_ns, place, members) for place in range(members)]
-    assert [len(ramp) for ramp in ramps] == shares
-    together = sorted(offset for ramp in ramps for offset in ramp)
-    assert together == [user * ramp_ns // users for user in range(users)]
-
-
-def test_ls_07_the_ramp_ends_within_its_time():
-    """LS-07: every user is there when the ramp is over; LS-10: they do not start in one tick."""
-    offsets = ramp_offsets(100, 10 * SECOND_NS)
-    assert offsets[0] == 0
-    assert offsets[-1] < 10 * SECOND_NS
-    assert {after - before for before, after in pairwise(offsets)} == {SECOND_NS // 10}
 
 
 def test_ls_08_what_is_due_by_the_end_is_planned_whatever_is_still_in_flight():
@@ -384,6 +301,35 @@ def test_ls_03_drop_sends_nothing_that_is_late_and_counts_it():
     dropped = sum(at is None for at in sent)
     assert 93 <= dropped <= 97, "2 s at 50/s less the 100 ms of grace"
     assert all(at - due <= LATE_GRACE_NS for at, due in zip(sent, dues, strict=True) if at is not None)
+
+
+def test_ls_03_the_bound_moves_with_the_rate_of_the_stages():
+    """LS-03 over a step from 20/s to 100/s, stalled across it: what each stage missed is sent at twice its own rate."""
+    step_ns = 5 * SECOND_NS
+    stages = [RateStage(0, step_ns, 20, 20), RateStage(step_ns, 20 * SECOND_NS, 100, 100)]
+    dues = [t.offset_ns for t in open_tickets(arrivals="constant", weights=[1], seed=1, stages=stages)]
+    times = play("send", dues, 4 * SECOND_NS, 6 * SECOND_NS)
+    assert None not in times and times == sorted(times)
+    pairs = list(zip(dues, times, strict=True))
+    for (due, at), (next_due, next_at) in pairwise(pairs):
+        least_ns = 5_000_000 if due >= step_ns else 25_000_000
+        assert next_at - at >= least_ns or next_at == next_due, "on time, or at most at twice the rate"
+    late = [at for due, at in pairs if at > due]
+    slow = [at for due, at in pairs if at > due and due < step_ns]
+    assert 18 <= len(slow) <= 20, "20/s for the second before the step"
+    assert slow[-1] - slow[0] == (len(slow) - 1) * 25_000_000, "at 40/s, and no slower"
+    assert len(late) > 200 and {b - a for a, b in pairwise(late[len(slow) :])} == {5_000_000}, "at 200/s"
+
+
+def test_ls_03_what_is_late_before_a_pause_does_not_hold_up_what_comes_after_it():
+    """One arrival 8 s late, a pause of 10 s: half the gap between them would make the next stage begin 3 s late."""
+    pacer = Pacer("send")
+    assert pacer.send_at(0, 8 * SECOND_NS) == 8 * SECOND_NS
+    assert pacer.send_at(10 * SECOND_NS, 9 * SECOND_NS) == 13 * SECOND_NS, "within a stage it does"
+    pacer = Pacer("send")
+    pacer.send_at(0, 8 * SECOND_NS)
+    pacer.begin_anew()
+    assert pacer.send_at(10 * SECOND_NS, 9 * SECOND_NS) == 10 * SECOND_NS
 
 
 @given(gaps=st.lists(st.integers(0, 50_000_000), min_size=1, max_size=200), lag=st.integers(0, 5_000))

@@ -116,8 +116,8 @@ def _gamma_gaps(seed: int, shape: float) -> Iterator[Floats]:
     """Gaps of a gamma distribution with mean 1 and coefficient of variation 1 / sqrt(shape).
 
     The first gap is what is left, at a random instant, of the gap that is under way (a length-biased gap, which has
-    shape + 1, times an even share; D. R. Cox, Renewal Theory, 1962, 5.2). So the mean count is exactly the asked one
-    from the first instant on, however bursty it is, and no burst is bound to the start.
+    shape + 1, times an even share; D. R. Cox, Renewal Theory, 1962, chapter 5). So the mean count over seeds is the
+    asked one from the first instant on, however bursty the process is, and no burst is bound to the start.
     """
     source = generator(seed, "gamma")
     started = (_gamma(source, shape + 1, 1) * _uniform(source, 1)) / shape
@@ -132,8 +132,8 @@ def _gamma_gaps(seed: int, shape: float) -> Iterator[Floats]:
 def _gamma(source: np.random.PCG64, shape: float, size: int) -> Floats:
     """Samples of the gamma distribution with scale 1.
 
-    G. Marsaglia and W. W. Tsang, A simple method for generating gamma variables, ACM TOMS 26(3), 2000: section 4 for a
-    shape from 1 on, section 8 for one below (a sample of shape + 1 times U ** (1 / shape)).
+    G. Marsaglia and W. W. Tsang, A simple method for generating gamma variables, ACM TOMS 26(3), 2000; a shape below 1
+    by their remark that a sample of shape + 1 times U ** (1 / shape) has it.
     """
     if shape < 1:
         return _gamma(source, shape + 1, size) * _uniform(source, size) ** (1 / shape)

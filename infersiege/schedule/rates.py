@@ -2,8 +2,8 @@
 
 The process at unit rate is mapped through the inverse of the cumulative rate (time rescaling: Brown et al., The
 time-rescaling theorem and its application to neural spike train data analysis, Neural Computation 14, 2002; inversion:
-E. Çınlar, Introduction to Stochastic Processes, 1975, 4.7). So the mean count between two instants is the integral of
-the rate between them, whatever the process is, and nothing adds up to a drift.
+E. Çınlar, Introduction to Stochastic Processes, 1975, chapter 4). So the mean count between two instants is the
+integral of the rate between them (constant arrivals: to within one), and nothing adds up to a drift.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def rescaled(counts: Iterable[tuple[int, Floats]], stages: Sequence[RateStage]) 
         place = 0
         while place < len(parts):
             since = parts[place:] + float(whole - before)
-            offsets = _inverse(stage, since[: np.searchsorted(since, float(within))])
+            in_stage = np.searchsorted(since, float(within)) if within else 0
+            offsets = _inverse(stage, since[:in_stage])
             # What would round to the end is the next stage's first: an end belongs to nobody.
             offsets = offsets[: np.searchsorted(offsets, stage.end_ns)]
             yield offsets.tolist()
