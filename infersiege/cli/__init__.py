@@ -25,10 +25,13 @@ COMMANDS: Commands = {
     "run": ("infersiege.cli.run", "Run a plan and leave a run directory."),
     "demo": ("infersiege.cli.demo", "Three workloads against the built-in emulator: see it work."),
     "doctor": ("infersiege.cli.doctor", "Check a plan's channels before any load."),
+    "capacity": ("infersiege.cli.capacity", "Find the highest load at which a plan's rules hold."),
+    "sweep": ("infersiege.cli.sweep", "Run a plan over given loads and channels."),
     "gate": ("infersiege.cli.gate", "Judge a run by the rules of its plan."),
     "report": ("infersiege.cli.report", "Rebuild a run's summary and report."),
     "traces": ("infersiege.cli.traces", "Look at traces, and make others of them."),
     "emulate": ("infersiege.cli.emulate", "A fake engine on real sockets, with true times on record."),
+    "calibrate": ("infersiege.cli.calibrate", "Measure what one worker can do on this host."),
     "worker": ("infersiege.cli.worker", "Join a run that a master on another host offers."),
 }
 

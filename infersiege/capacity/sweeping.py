@@ -1,0 +1,140 @@
+"""The same plan over given loads, and over channels: every combination is a run, whatever became of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from infersiege.capacity.hunt import Say, ended_line, same_traces, written
+from infersiege.capacity.idle import pages_of
+from infersiege.capacity.runs import Interrupted, Interruption, Settings, name_of, run_probe
+from infersiege.capacity.search import Judged
+from infersiege.capacity.state import SWEEP, Identity, Probe, SweepState, check_same, identity_of, load, save
+from infersiege.errors import ExitCode, TargetError, UsageError, strongest
+from infersiege.plan import Plan
+from infersiege.report.load_curve import knee_of
+
+
+def channels_of(plan: Plan, wanted: Sequence[str], *, every: bool) -> tuple[str, ...]:
+    """The channels of a sweep; empty: each workload goes where the plan says. Raises UsageError for one that isn't."""
+    known = (*plan.channels, *plan.hybrids)
+    if every:
+        return tuple(plan.channels)
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"--channel {name}: the plan has no such channel", hint=f"there are: {', '.join(known)}")
+    return tuple(dict.fromkeys(wanted))
+
+
+def begun(
+    folder: Path, plan: Plan, unit: str, loads: Sequence[float], channels: Sequence[str], duration_ns: int
+) -> SweepState:
+    """A new sweep, or the one that the folder holds, with these loads and channels. Raises UsageError."""
+    fresh = SweepState(
+        name=plan.run.name or "sweep",
+        unit=unit,
+        identity=identity_of(plan),
+        loads=tuple(loads),
+        channels=tuple(channels),
+        engines=_engines(plan),
+        probe_duration_ns=duration_ns,
+    )
+    found = load(folder, SWEEP, SweepState)
+    if found is None:
+        return fresh
+    check_same(folder / SWEEP, found.identity, fresh.identity)
+    return msgspec.structs.replace(fresh, identity=found.identity, probes=found.probes)
+
+
+def _engines(plan: Plan) -> dict[str, str]:
+    """Channel -> engine and model; the only one of a plan also under no name."""
+    engines = {name: f"{one.engine} · {one.model}" for name, one in plan.channels.items()}
+    return engines if len(engines) > 1 else {**engines, "": next(iter(engines.values()))}
+
+
+def left(state: SweepState) -> list[tuple[str | None, float]]:
+    """(channel, load) that have no run yet, load by load, so that all channels are met under the same circumstances."""
+    done = {(probe.channel, probe.load) for probe in state.probes if probe.point is not None}
+    names: Sequence[str | None] = state.channels or (None,)
+    return [(name, at) for at in state.loads for name in names if (name, at) not in done]
+
+
+def sweep(state: SweepState, plan: Plan, settings: Settings, interruption: Interruption, say: Say) -> SweepState:
+    """Make every run that is left. A target that is not there takes only its own runs with it.
+
+    Raises Interrupted, and what is wrong with the plan or this host.
+    """
+    again = left(state)
+    state = msgspec.structs.replace(state, probes=tuple(one for one in state.probes if one.point is not None))
+    number = max((probe.number for probe in state.probes), default=0)
+    number = max([number, *_used(settings.folder)])
+    for place, (channel, at) in enumerate(again, 1):
+        number += 1
+        probe = Probe(
+            number=number,
+            directory=name_of(number, at, state.unit, channel),
+            load=at,
+            channel=channel,
+            duration_ns=state.probe_duration_ns,
+        )
+        before = state
+        state = msgspec.structs.replace(before, probes=(*before.probes, probe))
+        save(settings.folder, SWEEP, state)
+        where = "" if channel is None else f" on {channel}"
+        say(f"run {place} of {len(again)}: {written(at, state.unit)}{where} for {probe.duration_ns / 1e9:g} s")
+        if interruption.asked():
+            raise Interrupted
+        probe, identity = _run(probe, before.identity, plan, settings, interruption, state.unit)
+        state = msgspec.structs.replace(before, identity=identity, probes=(*before.probes, probe))
+        save(settings.folder, SWEEP, state)
+        say(ended_line(probe, state.unit))
+    state = msgspec.structs.replace(state, knees=_knees(state))
+    save(settings.folder, SWEEP, state)
+    return state
+
+
+def _used(folder: Path) -> list[int]:
+    """Numbers of run directories that are there: an interrupted run is never written over."""
+    names = [path.name.split("-") for path in folder.glob("probe-*")]
+    return [int(parts[1]) for parts in names if len(parts) > 1 and parts[1].isdecimal()]
+
+
+def _run(
+    probe: Probe, identity: Identity, plan: Plan, settings: Settings, interruption: Interruption, unit: str
+) -> tuple[Probe, Identity]:
+    """The probe with what came of it."""
+    more: list[str] = []
+    channels = plan.channels
+    if probe.channel is not None:
+        more = [f"workload.{place}.channel={probe.channel}" for place in range(len(plan.workloads))]
+        channels = {name: one for name, one in plan.channels.items() if name == probe.channel} or plan.channels
+    try:
+        ran = run_probe(settings, probe, unit, more, pages_of(channels, settings.environ), interruption)
+    except TargetError as error:
+        return msgspec.structs.replace(probe, ended=True, exit_code=int(ExitCode.TARGET), why=str(error)), identity
+    return ran.probe, same_traces(identity, ran.file)
+
+
+def _knees(state: SweepState) -> dict[str, float]:
+    found = {}
+    for name in state.channels or ("",):
+        points = [one.point for one in state.probes if one.point is not None and one.channel == (name or None)]
+        knee = knee_of(points)
+        if knee is not None:
+            found[name] = knee
+    return found
+
+
+def exit_code_of(state: SweepState) -> ExitCode:
+    """A sweep judges nothing: 0 unless a target was not there, a run is invalid, or every turn of one failed."""
+    codes = {ExitCode.PASS}
+    for probe in state.probes:
+        if probe.point is None:
+            codes.add(ExitCode.TARGET)
+        elif probe.judged is Judged.INVALID:
+            codes.add(ExitCode.INVALID_RUN)
+        elif not probe.point.turns:
+            codes.add(ExitCode.RULE_FAILED)
+    return strongest(codes)

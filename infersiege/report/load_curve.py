@@ -1,0 +1,139 @@
+"""Figures of whole runs as points of a curve over the load, and where the curve bends. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from infersiege.metrics.definitions import METRICS
+from infersiege.records import GroupSummary, Summary
+from infersiege.report.numbers import milliseconds
+
+KNEE_SENSITIVITY = 0.1
+"""How far a knee must stand out above the straight line between the curve's ends, as a share of the curve's height."""
+
+KNEE_POINTS = 4
+"""Fewer loads show no bend."""
+
+KNEE_DEFINITION = (
+    "the load at which goodput (throughput, where no turn is held to a limit) stands highest above the straight line "
+    "from the lowest load to the highest, both scaled to 0 … 1 (Kneedle: Satopää, Albrecht, Irwin, Raghavan 2011)"
+)
+
+
+class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as a point of a curve. Times in ms, of ok turns due in the steady phase; None: not known."""
+
+    load: float
+    """Users, or sessions per second."""
+    verdict: str | None = None
+    """`pass`, `fail`, `no data` or `invalid`; None: not judged."""
+    turns: int = 0
+    """Ok turns of the steady phase."""
+    ttft_mean_ms: float | None = None
+    ttft_p50_ms: float | None = None
+    ttft_p95_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    tpot_mean_ms: float | None = None
+    tpot_p50_ms: float | None = None
+    tpot_p99_ms: float | None = None
+    e2e_p50_ms: float | None = None
+    e2e_p99_ms: float | None = None
+    throughput: float | None = None
+    """Output tokens/s."""
+    finished_rate: float | None = None
+    """Turns/s."""
+    goodput: float | None = None
+    """Turns/s within every limit for single turns; None: the plan has no such limit."""
+    goodput_share: float | None = None
+    error_share: float | None = None
+    cache_share: float | None = None
+    in_flight_mean: float | None = None
+    gpu_memory_peak_bytes: float | None = None
+    kv_use_mean: float | None = None
+    kv_use_peak: float | None = None
+    waiting_mean: float | None = None
+    limited_by: str | None = None
+    """What limited it, as far as GPUs and engine were watched."""
+    cost: float | None = None
+    """In the plan's currency, of the steady phase."""
+    cost_per_million_output_tokens: float | None = None
+
+
+def point_of(summary: Summary, load: float, verdict: str | None) -> LoadPoint:
+    """The run's first stage as one point; a probe has no other."""
+    whole = summary.groups[0]
+    watched = summary.resources[0] if summary.resources else None
+    return LoadPoint(
+        load=load,
+        verdict=verdict,
+        turns=whole.counts.ok,
+        ttft_mean_ms=_ms(whole, "ttft", "mean"),
+        ttft_p50_ms=_ms(whole, "ttft", "p50"),
+        ttft_p95_ms=_ms(whole, "ttft", "p95"),
+        ttft_p99_ms=_ms(whole, "ttft", "p99"),
+        tpot_mean_ms=_ms(whole, "tpot", "mean"),
+        tpot_p50_ms=_ms(whole, "tpot", "p50"),
+        tpot_p99_ms=_ms(whole, "tpot", "p99"),
+        e2e_p50_ms=_ms(whole, "e2e", "p50"),
+        e2e_p99_ms=_ms(whole, "e2e", "p99"),
+        throughput=whole.rates.get("throughput"),
+        finished_rate=whole.rates.get("finished_rate"),
+        goodput=whole.rates.get("goodput") if whole.rates.get("goodput_share") is not None else None,
+        goodput_share=whole.rates.get("goodput_share"),
+        error_share=whole.rates.get("error_share"),
+        cache_share=whole.rates.get("cache_share"),
+        in_flight_mean=whole.in_flight_mean,
+        gpu_memory_peak_bytes=None if watched is None else watched.memory_used_peak_bytes,
+        kv_use_mean=None if watched is None else watched.kv_use_mean,
+        kv_use_peak=None if watched is None else watched.kv_use_peak,
+        waiting_mean=None if watched is None else watched.waiting_mean,
+        limited_by=None if watched is None else watched.limit,
+        cost=None if whole.cost is None else whole.cost.total,
+        cost_per_million_output_tokens=whole.rates.get("cost_per_million_output_tokens"),
+    )
+
+
+def _ms(group: GroupSummary, metric: str, stat: str) -> float | None:
+    found = group.distributions.get(metric)
+    return None if found is None else milliseconds(getattr(found, stat), METRICS[metric].unit)
+
+
+def medians(points: Sequence[LoadPoint], name: str) -> tuple[list[float], list[float]]:
+    """(loads in rising order, median of field `name` over the points of each); loads without a value are left out."""
+    by_load: dict[float, list[float]] = {}
+    for point in points:
+        value = getattr(point, name)
+        if value is not None:
+            by_load.setdefault(point.load, []).append(value)
+    loads = sorted(by_load)
+    return loads, [statistics.median(by_load[load]) for load in loads]
+
+
+def knee_of(points: Sequence[LoadPoint]) -> float | None:
+    """The load at the knee (`KNEE_DEFINITION`); None: too few loads, or no bend among them.
+
+    Invalid points don't count: they were not the load that was asked for.
+    """
+    known = [point for point in points if point.verdict != "invalid"]
+    loads, heights = medians(known, "goodput")
+    if len(loads) < KNEE_POINTS:
+        loads, heights = medians(known, "throughput")
+    return knee(loads, heights)
+
+
+def knee(loads: Sequence[float], heights: Sequence[float]) -> float | None:
+    """Kneedle without smoothing for a curve that rises and flattens. `loads` in rising order."""
+    if len(loads) < KNEE_POINTS:
+        return None
+    top = max(range(len(heights)), key=heights.__getitem__)
+    width, height = loads[-1] - loads[0], heights[top] - heights[0]
+    if width <= 0 or height <= 0:
+        return None
+    above = [
+        (y - heights[0]) / height - (x - loads[0]) / width for x, y in zip(loads[: top + 1], heights, strict=False)
+    ]
+    place = max(range(len(above)), key=above.__getitem__)
+    return loads[place] if above[place] > KNEE_SENSITIVITY else None
