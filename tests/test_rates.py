@@ -197,6 +197,17 @@ def test_each_period_of_a_sine_has_the_mean_of_its_rate_and_each_half_its_swing(
     assert abs(swing - 2000 * 2 * 0.6 * 2 / (2 * pi)) <= max(2.0, noise / sqrt(20))
 
 
+def test_a_sine_over_a_day_is_exact_to_the_nanosecond():
+    """A nanosecond of a day is 7e-14 of a turn."""
+    day_ns = 24 * HOUR_NS
+    stage = RateStage(0, day_ns, 0.5, 0.5, sine_amplitude=0.9, sine_period_ns=day_ns)
+    offsets = offsets_of([stage])
+    assert len(offsets) == 43_200
+    for number in range(1, 43_200, 101):
+        # 1e-10: what the sums of this test itself can tell of 43,200.
+        assert integral(stage, offsets[number] - 1) - 1e-10 <= number <= integral(stage, offsets[number] + 1) + 1e-10
+
+
 def test_a_sine_that_reaches_zero_is_solved_there_too():
     """Amplitude 1: the rate is 0 at its lowest, where Newton's method would divide by it."""
     stage = RateStage(0, 100 * SECOND_NS, 1e3, 1e3, sine_amplitude=1.0, sine_period_ns=10 * SECOND_NS)
@@ -240,6 +251,9 @@ def test_what_would_round_to_the_end_belongs_to_the_next_stage_or_to_none():
     ten_ns = 10 * SECOND_NS
     assert expected(RateStage(0, ten_ns, 0.1, 0.1)) >= 1
     assert offsets_of([RateStage(0, ten_ns, 0.1, 0.1)]) == [0]
+    third = RateStage(0, 666_666_667, 3, 3)  # its third arrival is a third of a nanosecond before the end
+    assert offsets_of([third]) == [0, 333_333_333]
+    assert offsets_of([third, RateStage(SECOND_NS, SECOND_NS + 5, 3, 3)]) == [0, 333_333_333, SECOND_NS]
     two = [RateStage(0, ten_ns, 0.1, 0.1), RateStage(3 * ten_ns, 4 * ten_ns, 0.1, 0.1)]
     assert offsets_of(two) == [0, 3 * ten_ns]
     assert offsets_of([two[0], RateStage(ten_ns, 2 * ten_ns, 0.0, 0.0), two[1]]) == [0, 3 * ten_ns]
