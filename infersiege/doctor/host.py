@@ -12,7 +12,9 @@ from pathlib import Path
 from infersiege_agents.influx.spool import spool_directory
 
 from infersiege.doctor.findings import Check, Findings
+from infersiege.doctor.workers import check_workers
 from infersiege.plan.schema import Plan
+from infersiege.plan.streams import most_sessions_at_a_time
 from infersiege.redact import Secrets
 
 _DESCRIPTORS_BESIDE_USERS = 100
@@ -23,9 +25,11 @@ _NONE_BYTES = 50 << 20
 
 
 def examine_host(plan: Plan, environ: Mapping[str, str], *, out: Path) -> tuple[Check, ...]:
-    """Open files against users, free disk at the run directory and at the spools, NVML where the plan wants GPUs."""
+    """Open files against users, workers against the load, free disk at the run directory and at the spools, NVML where
+    the plan wants GPUs."""
     found = Findings(Secrets.of(plan, environ))
     _descriptors(found, plan)
+    check_workers(found, plan, environ)
     places = {"run directory": out, "workers' spool": Path(environ.get("INFERSIEGE_SPOOL") or tempfile.gettempdir())}
     if plan.telemetry.influx_url is not None:
         spool = plan.telemetry.spool
@@ -40,8 +44,7 @@ def examine_host(plan: Plan, environ: Mapping[str, str], *, out: Path) -> tuple[
 def _descriptors(found: Findings, plan: Plan) -> None:
     """Workers raise their soft limit to the hard one, so that is what counts (HC-06)."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    load, workers = plan.load, plan.run.workers
-    users = load.users if load.mode == "closed" else load.max_in_flight
+    workers, users = plan.run.workers, most_sessions_at_a_time(plan)
     limit = "without limit" if hard == resource.RLIM_INFINITY else f"{hard:,}"
     if users is None:
         found.ok("open files", f"{limit} per process; the load sets no most in flight to hold that against")

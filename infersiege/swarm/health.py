@@ -42,7 +42,12 @@ class HealthMonitor:
 
     def start(self) -> None:
         gc.callbacks.append(self._on_gc)
-        gevent.spawn(self._watch)
+        self._watcher = gevent.spawn(self._watch)
+
+    def stop(self) -> None:
+        """End watching; only after `start`."""
+        gc.callbacks.remove(self._on_gc)
+        self._watcher.kill()
 
     def _on_gc(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
