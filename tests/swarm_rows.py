@@ -9,9 +9,10 @@ from records_sample import plan
 
 from infersiege.records import OpenTurn, Outcome, Phase, Reason, TurnRecord
 from infersiege.rundir import PlanFile, RunDirectory
-from infersiege.swarm.ledger import ChannelLabels, OpenSession, unsent_record
+from infersiege.swarm.ledger import ChannelLabels, OpenSession, Place, unsent_record
 
 RUN_ID = "run"
+STEADY = Place("main", Phase.STEADY)
 LABELS = ChannelLabels(name="target", engine="vllm", dialect="openai-chat", model="m")
 Key = tuple[str, int]
 """(session, turn)."""
@@ -24,7 +25,6 @@ def session(
     return OpenSession(
         session_id=session_id,
         scenario="talk",
-        stage="main",
         channel=LABELS,
         turns=turns,
         due_ns=due_ns,
@@ -47,7 +47,7 @@ def open_turn(
 ) -> OpenTurn:
     opened = session(session_id, turns, first_turn=first_turn)
     opened.next_turn, opened.started = max(turn, first_turn), started
-    return opened.open_turn(Phase.STEADY)
+    return opened.open_turn(STEADY)
 
 
 def record(

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from swarm_rows import LABELS, RUN_ID, keys, lines, record, session
+from swarm_rows import LABELS, RUN_ID, STEADY, keys, lines, record, session
 
 from infersiege.records import Outcome, Phase, Reason, TurnRecord
-from infersiege.swarm.ledger import Ledger, OpenSession, request_id_of, workload_key
+from infersiege.swarm.ledger import Ledger, OpenSession, Place, request_id_of, workload_key
 from infersiege.swarm.spool import Spool, leftover_segments, read_journal
 
 STEADY_NS = 1_000
 
 
-def phase_of(at_ns: int) -> Phase:
-    return Phase.WARMUP if at_ns < STEADY_NS else Phase.STEADY
+def place_of(at_ns: int) -> Place:
+    return Place("main", Phase.WARMUP) if at_ns < STEADY_NS else STEADY
 
 
 def ledger_on(spool: Spool) -> Ledger:
-    return Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=spool, phase_of=phase_of)
+    return Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=spool, place_of=place_of)
 
 
 class LedgerMachine(RuleBasedStateMachine):

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_rows import LABELS, RUN_ID, Key, lines, open_turn, record, run_in
+from swarm_rows import LABELS, RUN_ID, STEADY, Key, lines, open_turn, record, run_in
 
 from infersiege.errors import RunInvalidError
-from infersiege.records import Hello, OpenTurn, Outcome, Phase, Reason, Report, TraceChanges, TurnRecord
+from infersiege.records import Hello, OpenTurn, Outcome, Reason, Report, TraceChanges, TurnRecord
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import Ledger, OpenSession, workload_key
@@ -38,7 +38,7 @@ class Life:
         self.run = run_in(self.folder / "run")
         self.intake = Intake(self.run)
         self.spool = Spool(self.folder / "spool", "w")
-        self.ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=self.spool, phase_of=lambda _: Phase.STEADY)
+        self.ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=self.spool, place_of=lambda _: STEADY)
 
     def take(self, name: str, turns: int) -> OpenSession:
         return self.take_lines(name, turns)[0]
@@ -71,7 +71,7 @@ class Life:
             sequence=1,
             windows=(),
             health=None,
-            open_turns=tuple(opened.open_turn(Phase.STEADY) for opened in self.ledger.open.values()),
+            open_turns=tuple(opened.open_turn(STEADY) for opened in self.ledger.open.values()),
             sessions=len(self.ledger.open),
             in_flight=0,
             planned_turns=self.ledger.planned_turns,

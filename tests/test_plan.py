@@ -341,10 +341,10 @@ FAULTS = [
         "openai-completions",
     ),
     (
-        "key of later",
+        "no stages in it",
         "users = 4",
-        "users = 4\nstages = []",
-        "plan.toml:11: load.stages: is not there yet (planned: stages)",
+        "stages = []",
+        "plan.toml:10: load.stages: there are none in it; write [[load.stages]]",
     ),
     (
         "key of later, in a table",

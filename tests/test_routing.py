@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from metrics_turns import facts, streamed, turn
-from swarm_rows import RUN_ID, run_in, session
+from swarm_rows import RUN_ID, STEADY, run_in, session
 
 from infersiege.channels.affinity import MOST_COOKIES, Kept
 from infersiege.channels.answer import Answer
@@ -38,7 +38,7 @@ from infersiege.metrics.summary import summarise
 from infersiege.plan.hybrid_schema import Hybrid, Part
 from infersiege.plan.load import load_plan, plan_from_json, plan_json
 from infersiege.plan.schema import Channel, Load, Plan, Run, Stop, Workload
-from infersiege.records import ErrorClass, Hello, Outcome, Phase, TurnRecord
+from infersiege.records import ErrorClass, Hello, Outcome, TurnRecord
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import ChannelLabels, Ledger, workload_key
@@ -641,7 +641,7 @@ def test_a_dead_workers_turns_are_of_the_channel_that_had_them(tmp_path: Path) -
     """The session began on one part and was sent to another; its worker died with the second turn on its way."""
     labels = {name: ChannelLabels(name=name, engine="e", dialect="d", model="m") for name in ("local", "cloud")}
     run, spool = run_in(tmp_path / "run"), Spool(tmp_path / "spool", "w")
-    ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=spool, phase_of=lambda _: Phase.STEADY)
+    ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=spool, place_of=lambda _: STEADY)
     opened = session("s", 3)
     opened.channel, opened.routed_by = labels["local"], "both"
     ledger.take(opened)

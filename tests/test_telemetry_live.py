@@ -18,7 +18,9 @@ from infersiege.metrics.histogram import Histogram, percentiles
 from infersiege.metrics.summary import summarise
 from infersiege.metrics.turn import was_asked
 from infersiege.metrics.windows import windows
-from infersiege.plan.schema import Load
+from infersiege.plan.load_schema import Load, Stage
+from infersiege.plan.schema import Channel, Plan, Run, Workload
+from infersiege.plan.streams import Stream, streams_of
 from infersiege.records import ErrorClass, Outcome, Phase, Report, TurnRecord, WindowRow
 from infersiege.telemetry.live import COUNTS, KEPT_S, LiveGauges, WindowPoints, asked, exact_points
 
@@ -371,7 +373,7 @@ def report(worker: str, **changes: object) -> Report:
 
 def test_ig_13_a_worker_that_comes_back_makes_no_spike() -> None:
     """Its counters begin at 0 again: what it did before stays counted once."""
-    gauges = LiveGauges(RUN, Load(mode="closed", users=8))
+    gauges = LiveGauges(RUN, streams(Load(mode="closed", users=8)))
     started, chunks = [], []
 
     def tick(at_s: int, alive: int) -> None:
@@ -394,7 +396,7 @@ def test_ig_13_a_worker_that_comes_back_makes_no_spike() -> None:
 
 
 def test_a_lost_worker_has_no_sessions() -> None:
-    gauges = LiveGauges(RUN, Load(mode="closed", users=8))
+    gauges = LiveGauges(RUN, streams(Load(mode="closed", users=8)))
     gauges.add(report("w1"))
     gauges.add(report("w2", windows=(row_at(0, failed=2),)))
     first = gauges.point(make.SECOND, elapsed_ns=0, alive=2, expected=2).fields
@@ -404,7 +406,25 @@ def test_a_lost_worker_has_no_sessions() -> None:
     assert (second["sessions"], second["in_flight"], second["failed"], second["interval"]) == (4, 3, 0, 1.0)
 
 
+def streams(load: Load, *beside: Load) -> tuple[Stream, ...]:
+    """Those of a run of a minute: [load], and workloads with loads of their own."""
+    own = tuple(Workload(scenario=f"s{place}", trace="builtin:short-qa", load=one) for place, one in enumerate(beside))
+    return streams_of(
+        Plan(
+            run=Run(duration_ns=60 * make.SECOND),
+            channels={"c": Channel(engine="vllm", model="m")},
+            workloads=(Workload(scenario="s", trace="builtin:short-qa"), *own),
+            load=load,
+        )
+    )
+
+
 CLOSED = Load(mode="closed", users=10, ramp_ns=10 * make.SECOND)
+
+
+STAGED = Load(
+    stages=(Stage(users=2, duration_ns=10 * make.SECOND), Stage(users=4, duration_ns=20 * make.SECOND)),
+)
 
 
 @pytest.mark.parametrize(
@@ -420,13 +440,23 @@ CLOSED = Load(mode="closed", users=10, ramp_ns=10 * make.SECOND)
         (Load(mode="open", rate=2.5), None, (None, 0.0), "and for nothing when it has ended"),
         (Load(mode="replay"), 7.0, (None, None), "a replay has no rate of its own"),
         (Load(mode="replay"), None, (None, None), "not at its end either"),
+        (STAGED, 5.0, (2, None), "the first stage"),
+        (STAGED, 10.0, (3, None), "the next stage's ramp begins with its first step"),
+        (STAGED, 29.0, (4, None), "the next stage"),
+        (STAGED, 31.0, (0, None), "after the last one"),
     ],
 )
 def test_what_the_plan_asks_for_at_a_moment(
     load: Load, elapsed_s: float | None, expected: tuple[int | None, float | None], reason: str
 ) -> None:
     elapsed_ns = None if elapsed_s is None else round(elapsed_s * make.SECOND)
-    assert asked(load, elapsed_ns) == expected, reason
+    assert asked(streams(load), elapsed_ns) == expected, reason
+
+
+def test_loads_side_by_side_are_asked_for_together() -> None:
+    mixed = streams(Load(mode="closed", users=4, ramp_ns=0), Load(mode="open", rate=5.0), Load(mode="open", rate=2.0))
+    assert asked(mixed, make.SECOND) == (4, 7.0)
+    assert asked(mixed, None) == (0, 0.0)
 
 
 # -------------------------------------------------------------------------------------------------------------- good

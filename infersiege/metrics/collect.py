@@ -201,7 +201,7 @@ def _begin_by(steady: tuple[SteadyWindow, ...], stage: str) -> int:
     return max(ends, default=0)
 
 
-_CUT_SHORT = (Reason.RUN_END, Reason.INTERRUPTED, Reason.BUDGET)
+_CUT_SHORT = (Reason.RUN_END, Reason.STAGE_END, Reason.INTERRUPTED, Reason.BUDGET)
 
 
 class Flow:

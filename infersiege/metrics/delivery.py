@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infersiege.metrics.collect import Collector, Flow
-from infersiege.metrics.facts import AskedLoad, Cut, SteadyWindow
+from infersiege.metrics.facts import AskedLoad, SteadyWindow
 from infersiege.records import Outcome
 
 Instants = npt.NDArray[np.int64]
@@ -100,13 +100,12 @@ def delivered(collector: Collector) -> list[Delivered]:
 def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> Delivered:
     if load.mode == "closed":
         users = load.users or 0
-        flows = [flow for (scenario, _, _), flow in collector.flows.items() if load.scenario in (None, scenario)]
+        flows = [flow for (scenario, _, _), flow in collector.flows.items() if load.plays(scenario)]
         alive = (users_alive(flows, (window,)) or 0.0) + _switching(flows, window)
         # When everything fails at once, the time between two attempts is most of a user's life, and no fault of ours.
         dead = collector.outcomes[Outcome.FAILED] > 0 and not collector.outcomes[Outcome.OK]
         return Delivered(load, window, None if dead or not users else alive / users, users, alive)
-    cut = Cut(scenario=load.scenario, stage=window.stage)
-    cells = [cell for key, cell in collector.cells.items() if cut.covers(*key)]
+    cells = [cell for key, cell in collector.cells.items() if load.plays(key[0]) and key[2] == window.stage]
     due = sum(cell.tally["arrivals"] for cell in cells)
     begun = sum(cell.tally["arrivals_begun"] for cell in cells)
     if load.arrivals is not None:

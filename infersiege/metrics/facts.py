@@ -26,14 +26,17 @@ class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
     """`closed`, `open` or `replay`."""
     stage: str | None = None
     """None: every stage."""
-    scenario: str | None = None
-    """None: shared by all scenarios."""
+    scenarios: tuple[str, ...] = ()
+    """That it plays; empty: all of them."""
     users: int | None = None
     """Closed: sessions at a time, over all workers."""
     rate: float | None = None
     """Open: sessions per second, over all workers."""
     arrivals: int | None = None
     """Open and replay: arrivals of the schedule itself that were due in the steady window; None: not counted."""
+
+    def plays(self, scenario: str) -> bool:
+        return not self.scenarios or scenario in self.scenarios
 
 
 class RequestLimit(msgspec.Struct, frozen=True, kw_only=True):

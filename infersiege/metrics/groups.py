@@ -236,7 +236,7 @@ def _delivered_share(cut: Cut, loads: Sequence[Delivered]) -> float | None:
         for one in loads
         if cut.channel is None
         and cut.stage in (None, one.window.stage)
-        and (cut.scenario is None or cut.scenario == one.load.scenario)
+        and (cut.scenario is None or one.load.scenarios == (cut.scenario,))
         and one.share is not None
     ]
     return min(shares, default=None)

@@ -92,6 +92,6 @@ def was_asked(turn: TurnRecord) -> bool:
     """Whether the load asked for this turn: not the rest of a broken session, nor what came after the end."""
     if turn.outcome is not Outcome.SKIPPED:
         return True
-    if turn.reason is Reason.RUN_END:
+    if turn.reason in (Reason.RUN_END, Reason.STAGE_END):
         return turn.turn == 0  # an arrival that was due and never begun; later turns were not due yet
     return turn.reason not in _NOT_ASKED

@@ -118,7 +118,7 @@ def _ends(counts: Counter[str]) -> str:
 
 
 def _undelivered(one: Delivered) -> str | None:
-    who = f" of {one.load.scenario}" if one.load.scenario is not None else ""
+    who = f" of {', '.join(one.load.scenarios)}" if one.load.scenarios else ""
     where = f"stage {one.window.stage}"
     if one.load.mode == "closed":
         if one.share is not None and one.share > DELIVERED_CEILING:

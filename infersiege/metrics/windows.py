@@ -169,7 +169,7 @@ def windows(
         if turn.attempt_ns is not None and turn.closed_ns is not None:
             sessions.setdefault(session, []).append((turn.due_ns, turn.closed_ns, key))
             last_ns = max(last_ns, turn.closed_ns)
-        elif turn.reason in (Reason.RUN_END, Reason.INTERRUPTED, Reason.BUDGET):
+        elif turn.reason in (Reason.RUN_END, Reason.STAGE_END, Reason.INTERRUPTED, Reason.BUDGET):
             thinking[session] = max(turn.due_ns, thinking.get(session, turn.due_ns))
     for session, parts in sessions.items():
         # One that the end of the load met in its think time was alive until then.

@@ -10,30 +10,18 @@ import msgspec
 
 from infersiege.channels.redaction import names_secret
 from infersiege.errors import TraceError
-from infersiege.plan.bounds import SECOND_NS
 from infersiege.plan.channel_checks import channels, file_fault
 from infersiege.plan.convert import SECRET_KEYS
 from infersiege.plan.defaults import BUILTIN, local_file
 from infersiege.plan.faults import Faults
 from infersiege.plan.hybrid_checks import channel_names, hybrids, no_such
+from infersiege.plan.load_checks import loads
 from infersiege.plan.locate import KeyPath
 from infersiege.plan.registries import names
 from infersiege.plan.schema import Plan, Slo, Workload
+from infersiege.plan.streams import stage_names
 from infersiege.plan.telemetry_checks import telemetry
-from infersiege.plan.values import format_duration
 from infersiege.redact import looks_secret
-
-_ACTS_IN: Mapping[str, tuple[str, ...]] = {
-    "users": ("closed",),
-    "ramp": ("closed",),
-    "rate": ("open",),
-    "arrivals": ("open",),
-    "speed": ("replay",),
-    "jitter": ("replay",),
-    "late": ("open", "replay"),
-    "max_in_flight": ("open", "replay"),
-}
-"""Keys of [load] that mean something only in some modes; elsewhere they would be ignored without a word."""
 
 _SECRET_FIELDS = (SECRET_KEYS | {"proxy-authorization", "x-api-key", "api-key", "x-auth-token", "cookie"}) - {
     "key",
@@ -96,64 +84,6 @@ def _strings(raw: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     elif isinstance(raw, list):
         for index, value in enumerate(raw):
             yield from _strings(value, (*path, index))
-
-
-def _run(draft: Draft) -> None:
-    run, faults = draft.plan.run, draft.faults
-    if run.stop is not None and run.stop.sessions is None and faults.ok("run", "stop"):
-        faults.add(("run", "stop"), "says nothing; write stop = {sessions = 1000}")
-    if run.duration_ns is None and run.stop is None and faults.ok("run") and faults.ok("load", "stages"):
-        faults.add(("run",), 'the run has no end; set duration = "5m", or stop = {sessions = 1000}')
-    if run.duration_ns is not None and all(faults.ok(*key) for key in _SETTLING):
-        _settling(draft, run.duration_ns)
-
-
-_SETTLING: tuple[tuple[str, str], ...] = (("run", "duration"), ("load", "mode"), ("load", "warmup"), ("load", "ramp"))
-
-
-def _settling(draft: Draft, duration_ns: int) -> None:
-    """Measuring begins after the warm-up, and in a closed loop after the ramp too: something must be left then."""
-    load = draft.plan.load
-    key, name, settling_ns = "warmup", "warm-up", load.warmup_ns
-    if load.mode == "closed" and load.ramp_ns > load.warmup_ns:
-        key, name, settling_ns = "ramp", "ramp", load.ramp_ns
-    if settling_ns >= duration_ns:
-        draft.faults.add(
-            ("load", key) if draft.written("load", key) else ("run", "duration"),
-            f"the {name} ({format_duration(settling_ns)}) takes the whole run "
-            f"({format_duration(duration_ns)}): nothing would be measured",
-        )
-
-
-def _load(draft: Draft) -> None:
-    load, faults = draft.plan.load, draft.faults
-    if not faults.ok("load", "mode"):
-        return
-    for key, modes in _ACTS_IN.items():
-        if load.mode not in modes and draft.written("load", key) and faults.ok("load", key):
-            faults.add(("load", key), f"means nothing in mode {load.mode}, only in {' and '.join(modes)}")
-    if load.mode == "closed" and load.users is None and faults.ok("load", "users") and faults.ok("load", "stages"):
-        faults.add(("load",), "mode closed needs users, the number of concurrent sessions")
-    if load.mode == "open" and load.rate is None and faults.ok("load", "rate") and faults.ok("load", "stages"):
-        faults.add(("load",), "mode open needs rate, in sessions per second")
-    _size(draft)
-
-
-def _size(draft: Draft) -> None:
-    """Rate and duration may each be right and together ask for a run that nobody means."""
-    load, run, faults = draft.plan.load, draft.plan.run, draft.faults
-    bounded = run.stop is not None and run.stop.sessions is not None
-    if load.mode != "open" or load.rate is None or run.duration_ns is None or bounded:
-        return
-    from infersiege.schedule import MOST_SESSIONS
-
-    sessions = load.rate * run.duration_ns / SECOND_NS
-    if sessions > MOST_SESSIONS and faults.ok("load", "rate") and faults.ok("run", "duration"):
-        faults.add(
-            ("load", "rate"),
-            f"{load.rate:g} a second for {format_duration(run.duration_ns)} are {sessions:,.0f} sessions; the most is "
-            f"{MOST_SESSIONS:,}",
-        )
 
 
 def _workloads(draft: Draft) -> None:
@@ -248,6 +178,10 @@ def _slo(draft: Draft, here: KeyPath, slo: Slo) -> None:
         )
     elif slo.channel is not None and slo.channel not in plan.channels and faults.ok("channel"):
         faults.add((*here, "channel"), no_such("channel", slo.channel, tuple(plan.channels)))
+    if slo.stage is not None and faults.ok("load", "stages") and faults.ok(*here, "stage"):
+        stages = stage_names(plan.load)
+        if slo.stage not in stages:
+            faults.add((*here, "stage"), no_such("stage", slo.stage, stages))
     if faults.ok(*here, "metric") and faults.ok(*here, "stat"):
         _slo_metric(draft, here, slo)
 
@@ -313,4 +247,4 @@ def _seen(plan: Plan, slo: Slo) -> list[str]:
     return [name for name in plan.channels if name in used and (slo.channel is None or name == slo.channel)]
 
 
-CHECKS: tuple[Callable[[Draft], None], ...] = (_run, _load, channels, hybrids, _workloads, _slos, telemetry, _secrets)
+CHECKS: tuple[Callable[[Draft], None], ...] = (loads, channels, hybrids, _workloads, _slos, telemetry, _secrets)

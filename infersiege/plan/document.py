@@ -82,6 +82,7 @@ def _inner(table: type[msgspec.Struct], title: str) -> list[str]:
         name = f"{title}.{key.name}"
         shown = f"[[{name}]]" if isinstance(key.type, inspect.VarTupleType) else f"[{name}]"
         parts.append(f"\n### {shown}\n\n{_sentence(key)}\n" + _table(inner))
+        parts += _inner(inner, name)
     return parts
 
 

@@ -10,17 +10,36 @@ from infersiege.plan.bounds import DURATION, SECOND_NS, SPAN
 from infersiege.plan.bounds import meta as _meta
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the run with one target load."""
+class Sine(msgspec.Struct, frozen=True, kw_only=True):
+    """The rate of a stage goes up and down around its mean, as over a day."""
 
-    name: Annotated[str | None, _meta("Name of the stage; default: its number and load")] = None
-    duration_ns: Annotated[int, _meta("How long", **SPAN)]
-    users: Annotated[int | None, _meta("Closed loop: concurrent sessions", unit="sessions", at_least=1)] = None
-    rate: Annotated[float | None, _meta("Open loop: sessions per second", unit="sessions/s", above=0)] = None
+    amplitude: Annotated[
+        float, _meta("Largest departure from the mean, as a share of it", unit="ratio", above=0, at_most=1)
+    ] = 0.5
+    period_ns: Annotated[int, _meta("From peak to peak", **SPAN)]
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the run with one target load. Its figures are of turns due after its warm-up and ramp."""
+
+    name: Annotated[str | None, _meta("Name of the stage; default: its number and load", longest=80)] = None
+    duration_ns: Annotated[int, _meta("How long, its ramp and warm-up included", **SPAN)]
+    users: Annotated[
+        int | None, _meta("Closed loop: concurrent sessions", unit="sessions", at_least=1, at_most=100_000)
+    ] = None
+    rate: Annotated[
+        float | None, _meta("Open loop: sessions per second", unit="sessions/s", at_least=1e-6, at_most=1e5)
+    ] = None
     warmup_ns: Annotated[int | None, _meta("Warm-up inside the stage; default: [load] warmup", **DURATION)] = None
     ramp_ns: Annotated[
-        int | None, _meta("Time over which the load is reached", later="ramps inside stages", **DURATION)
+        int | None,
+        _meta(
+            "Time over which the load goes evenly from that of the stage before (at first, and after a pause, from "
+            "none) to this one, all of it warm-up; default: closed [load] ramp, open 0",
+            **DURATION,
+        ),
     ] = None
+    sine: Annotated[Sine | None, _meta("Open loop: the rate swings around `rate`")] = None
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +60,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     )
     arrivals: Annotated[str, _meta("open: the arrival process", choices="ARRIVALS")] = "poisson"
     burstiness: Annotated[
-        float | None, _meta("gamma arrivals: shape; 1 is Poisson, below is burstier", later="gamma arrivals", above=0)
+        float | None, _meta("gamma arrivals: shape; 1 is Poisson, below is burstier", at_least=1e-3, at_most=1e6)
     ] = None
     speed: Annotated[float, _meta("replay: how many times faster than the trace", at_least=1e-6, at_most=1e6)] = 1.0
     jitter_ns: Annotated[
@@ -75,4 +94,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             at_most=100_000,
         ),
     ] = None
-    stages: Annotated[tuple[Stage, ...], _meta("Parts with different loads, one after the other", later="stages")] = ()
+    stages: Annotated[
+        tuple[Stage, ...],
+        _meta("Parts with different loads, one after the other, instead of `users` or `rate` and the run's duration"),
+    ] = ()
+    pause_ns: Annotated[
+        int,
+        _meta(
+            "Between two stages: nothing is sent, open turns may end, the rest are cancelled just before the next one, "
+            "sessions end; 0: the next stage begins at once and sessions go on",
+            **DURATION,
+        ),
+    ] = 0

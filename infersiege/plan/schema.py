@@ -248,7 +248,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     ] = "skip"
     options: Annotated[dict[str, Any], _meta("Options of a built-in workload (docs/traces.md)")] = {}
     load: Annotated[
-        Load | None, _meta("A load of its own: mixed closed and open in one run", later="a load per workload")
+        Load | None,
+        _meta(
+            "A load of its own, beside [load] and through all its stages: mixed closed and open in one run. It has the "
+            "keys of [load] but stages, pause, warmup and drain"
+        ),
     ] = None
 
 

@@ -61,6 +61,8 @@ class Reason(StrEnum):
 
     RUN_END = "run_end"
     """The duration was over before it was due or sent, or the drain was over before it ended."""
+    STAGE_END = "stage_end"
+    """Its stage, or the time of its user in it, was over before it was due or sent, or the pause before it ended."""
     INTERRUPTED = "interrupted"
     """Ctrl-C or SIGTERM."""
     AFTER_FAILURE = "after_failure"

@@ -40,6 +40,8 @@ EVENTS_SHOWN = 200
 EVENT_WORDS: Mapping[str, str] = {
     "stage_started": "stage started",
     "steady_started": "steady phase started",
+    "stage_ended": "stage ended",
+    "started_dirty": "stage started dirty",
     "load_ended": "load ended",
     "worker_lost": "worker lost",
     "worker_settled": "lost worker's turns accounted for",

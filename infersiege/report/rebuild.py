@@ -21,7 +21,7 @@ from infersiege.plan.schema import Plan
 from infersiege.records import ClientHealth, EventRow, SeriesRow, Summary, TurnRecord, Verdict, WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.html import render
-from infersiege.rundir import SERIES, PlanFile, RunDirectory, StageFacts, span_of_run
+from infersiege.rundir import SERIES, PlanFile, RunDirectory, StageFacts, StreamFacts, span_of_run
 
 SERIES_AROUND_NS = 30 * 1_000_000_000
 """Points of GPUs and engines so long before the start and after the end still show how the run began and ended."""
@@ -60,16 +60,23 @@ class _Span:
 
 
 def _loads(plan: Plan, stages: Sequence[StageFacts]) -> Iterator[AskedLoad]:
-    """What the plan asked for, by stage."""
-    load = plan.load
-    if not load.stages:
-        # A run that ends after so many sessions runs out of them before its last users are done: what was asked is the
-        # sessions, not the users.
-        counted = plan.run.stop is not None and plan.run.stop.sessions is not None
-        arrivals = stages[0].arrivals if stages else None
-        yield AskedLoad(mode=load.mode, users=None if counted else load.users, rate=load.rate, arrivals=arrivals)
-    for facts, stage in zip(stages, load.stages, strict=False):
-        yield AskedLoad(mode=load.mode, stage=facts.name, users=stage.users, rate=stage.rate, arrivals=facts.arrivals)
+    """What the plan asked for, by stage and load."""
+    # A run that ends after so many sessions runs out of them before its last users are done: what was asked is the
+    # sessions, not the users.
+    counted = plan.run.stop is not None and plan.run.stop.sessions is not None
+    if not stages:
+        yield AskedLoad(mode=plan.load.mode, users=None if counted else plan.load.users, rate=plan.load.rate)
+    for facts in stages:
+        stage = facts.name if len(stages) > 1 else None
+        for stream in facts.streams or (facts,):
+            yield AskedLoad(
+                mode=stream.mode if isinstance(stream, StreamFacts) else plan.load.mode,
+                stage=stage,
+                scenarios=stream.scenarios if isinstance(stream, StreamFacts) else (),
+                users=None if counted else stream.users,
+                rate=stream.rate,
+                arrivals=stream.arrivals,
+            )
 
 
 def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequence[str] = ()) -> RunFacts:

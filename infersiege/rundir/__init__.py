@@ -22,7 +22,7 @@ from infersiege.rundir.names import (
     default_path,
     slug,
 )
-from infersiege.rundir.planfile import ChannelFacts, PlanFile, StageFacts
+from infersiege.rundir.planfile import ChannelFacts, PlanFile, StageFacts, StreamFacts
 
 __all__ = [
     "ENGINE_SERIES",
@@ -41,6 +41,7 @@ __all__ = [
     "PlanFile",
     "RunDirectory",
     "StageFacts",
+    "StreamFacts",
     "default_path",
     "slug",
     "span_of_run",

@@ -44,6 +44,19 @@ class ChannelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Anything else that the preflight saw (context length, parallel slots …)."""
 
 
+class StreamFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several loads side by side, in one stage."""
+
+    mode: str
+    """`closed`, `open` or `replay`."""
+    scenarios: tuple[str, ...]
+    """That it plays."""
+    users: int | None = None
+    rate: float | None = None
+    arrivals: int | None = None
+    """As in StageFacts."""
+
+
 class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One stage on the time axis. Instants in ns since the Unix epoch on the master's clock."""
 
@@ -54,13 +67,15 @@ class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
     steady_ended_ns: int
     """End of the offered load. When a run ended early, its true end."""
     users: int | None = None
-    """Closed loop: sessions asked for, over all workers."""
+    """Closed loop: sessions asked for, over all workers; of loads side by side, together (also below)."""
     rate: float | None = None
     """Open loop and replay: sessions per second asked for."""
     arrivals: int | None = None
     """Open loop and replay: arrivals that the schedule has in the steady phase."""
     started_dirty: bool = False
     """The engine was not idle when it began."""
+    streams: tuple[StreamFacts, ...] = ()
+    """What each load asked for, where there are several side by side."""
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):

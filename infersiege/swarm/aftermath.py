@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,14 +11,14 @@ import msgspec
 
 from infersiege.errors import InfersiegeError, RunInvalidError
 from infersiege.plan.schema import Plan
+from infersiege.plan.streams import Span, Stream, duration_of, spans_of
 from infersiege.plan.values import format_duration
 from infersiege.records import TraceChanges, WorkerSummary
-from infersiege.rundir import PlanFile, RunDirectory, StageFacts
+from infersiege.rundir import PlanFile, RunDirectory, StageFacts, StreamFacts
 from infersiege.swarm.ending import MasterResult
 from infersiege.swarm.losses import Loss
 from infersiege.swarm.source import SessionSource, changed_traces
 from infersiege.swarm.spool import remove_spool
-from infersiege.swarm.timeline import STAGE, settling_ns
 from infersiege.swarm.versions import boot_id
 
 CLOCK_DRIFT_NS = 50_000_000
@@ -42,24 +42,66 @@ class LostShare:
         _add(self.changes, loss.changes)
 
 
-def stage_facts(plan: Plan, source: SessionSource, started_ns: int, ended_ns: int | None) -> StageFacts:
-    """The stage on the time axis (epoch ns). `ended_ns` None: it goes on, so its end is the planned one."""
-    steady_ns = started_ns + settling_ns(plan)
-    planned_end_ns = None if plan.run.duration_ns is None else started_ns + plan.run.duration_ns
-    ends = [end for end in (planned_end_ns, ended_ns) if end is not None]
-    steady_ended_ns = max(min(ends), steady_ns) if ends else steady_ns
-    arrivals = None
-    if plan.load.mode != "closed":
-        first_ns, last_ns = steady_ns - started_ns, steady_ended_ns - started_ns
-        arrivals = source.arrivals_between(first_ns, last_ns)
+def stage_facts(
+    plan: Plan, source: SessionSource, started_ns: int, ended_ns: int | None, dirty: Collection[str] = ()
+) -> tuple[StageFacts, ...]:
+    """The stages on the time axis (epoch ns), as far as they began; the first always did.
+
+    `ended_ns` None: the load goes on, so all ends are the planned ones.
+    """
+    spans = spans_of(plan)
+    if ended_ns is not None:
+        spans = tuple(span for span in spans if span is spans[0] or started_ns + span.start_ns < ended_ns)
+    steady_ns = []
+    for span in spans:
+        planned_end_ns = None if span.load_end_ns is None else started_ns + span.load_end_ns
+        ends = [end for end in (planned_end_ns, ended_ns) if end is not None]
+        steady_ns.append((span.steady_ns, max(min(ends) - started_ns, span.steady_ns) if ends else span.steady_ns))
+    streams = source.streams
+    arrivals = [_arrivals(stream, source, steady_ns) for stream in streams]
+    return tuple(
+        _stage(
+            span,
+            started_ns,
+            steady_ns[place],
+            [_asked(stream, place, counts) for stream, counts in zip(streams, arrivals, strict=True)],
+            dirty=span.name in dirty,
+        )
+        for place, span in enumerate(spans)
+    )
+
+
+def _arrivals(stream: Stream, source: SessionSource, steady_ns: list[tuple[int, int]]) -> list[int] | None:
+    return None if stream.load.mode == "closed" else source.arrivals_between(stream, steady_ns)
+
+
+def _asked(stream: Stream, place: int, arrivals: list[int] | None) -> StreamFacts:
+    asked = stream.asked[place]
+    return StreamFacts(
+        mode=stream.load.mode,
+        scenarios=stream.scenarios,
+        users=asked.users,
+        rate=asked.rate,
+        arrivals=None if arrivals is None else arrivals[place],
+    )
+
+
+def _stage(
+    span: Span, started_ns: int, steady_ns: tuple[int, int], streams: list[StreamFacts], *, dirty: bool
+) -> StageFacts:
+    users = [stream.users for stream in streams if stream.users is not None]
+    rates = [stream.rate for stream in streams if stream.rate is not None]
+    arrivals = [stream.arrivals for stream in streams if stream.arrivals is not None]
     return StageFacts(
-        name=STAGE,
-        started_ns=started_ns,
-        steady_started_ns=steady_ns,
-        steady_ended_ns=steady_ended_ns,
-        users=plan.load.users,
-        rate=plan.load.rate,
-        arrivals=arrivals,
+        name=span.name,
+        started_ns=started_ns + span.start_ns,
+        steady_started_ns=started_ns + steady_ns[0],
+        steady_ended_ns=started_ns + steady_ns[1],
+        users=sum(users) if users else None,
+        rate=sum(rates) if rates else None,
+        arrivals=sum(arrivals) if arrivals else None,
+        started_dirty=dirty,
+        streams=tuple(streams) if len(streams) > 1 else (),
     )
 
 
@@ -72,7 +114,7 @@ def final_facts(
     stages: tuple[StageFacts, ...] = ()
     if result.started_ns is not None:
         ended_ns = result.load_ended_ns if result.load_ended_ns is not None else result.ended_ns
-        stages = (stage_facts(plan, source, result.started_ns, ended_ns),)
+        stages = stage_facts(plan, source, result.started_ns, ended_ns, result.dirty_stages)
     farewells = [worker.bye for worker in result.fleet.alive() if worker.bye is not None]
     return msgspec.structs.replace(
         file,
@@ -84,11 +126,17 @@ def final_facts(
         traces=accounts,
         workers=worker_summaries(result),
         budgets=result.budgets,
-        invalid=(*invalid, *_faults(result), *_unplayed(plan, result, sum(started.values()))),
+        invalid=(
+            *invalid,
+            *_faults(result),
+            *_unplayed(plan, result, sum(started.values())),
+            *_unreached(plan, result),
+        ),
         warnings=(
             *file.warnings,
             *changed_traces(accounts, plan),
             *_budget_ended(plan, result),
+            *_dirty(stages),
             *_drifts(result),
             *_spools(result),
         ),
@@ -138,15 +186,36 @@ def _unplayed(plan: Plan, result: MasterResult, started: int) -> list[str]:
     ]
 
 
+def _unreached(plan: Plan, result: MasterResult) -> list[str]:
+    """Stages of which nothing was measured, since the run had ended by itself."""
+    spans = spans_of(plan)
+    if len(spans) == 1 or result.interrupted or result.started_ns is None or result.load_ended_ns is None:
+        return []
+    lasted_ns = result.load_ended_ns - result.started_ns
+    missed = [span.name for span in spans if span.steady_ns >= lasted_ns]
+    if not missed:
+        return []
+    what = f"stage {missed[0]} was" if len(missed) == 1 else f"stages {', '.join(missed)} were"
+    return [f"{what} not reached: {result.ending} after {lasted_ns / 1e9:.1f} s"]
+
+
 def _budget_ended(plan: Plan, result: MasterResult) -> list[str]:
     """A run that its budget ended is as good as any, but shorter than what was asked for."""
     ended = next((use for use in result.budgets if use.ended_run), None)
     if ended is None or result.started_ns is None or result.load_ended_ns is None:
         return []
     after = f"after {(result.load_ended_ns - result.started_ns) / 1e9:.1f} s of load"
-    duration_ns = plan.run.duration_ns
+    duration_ns = duration_of(plan)
     instead = "before all sessions were played" if duration_ns is None else f"instead of {format_duration(duration_ns)}"
     return [f"{result.ending}: the run ended {after} {instead}; figures are of the steady time until then"]
+
+
+def _dirty(stages: tuple[StageFacts, ...]) -> list[str]:
+    return [
+        f"stage {stage.name} started dirty: an engine still had requests of the stage before; make load.pause longer"
+        for stage in stages
+        if stage.started_dirty
+    ]
 
 
 def _drifts(result: MasterResult) -> list[str]:

@@ -36,6 +36,15 @@ class PreparedSession:
         """The main line."""
         return self.lines[0]
 
+    @property
+    def until_ns(self) -> int | None:
+        """From then on no turn of it starts (monotonic); None: not before the run's end."""
+        return self.lines[0].until_ns
+
+    def over(self, now_ns: int) -> bool:
+        """Whether its time is over, although the run's may not be."""
+        return self.until_ns is not None and now_ns >= self.until_ns
+
 
 @dataclass(slots=True, eq=False)
 class LineInPlay:

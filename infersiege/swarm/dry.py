@@ -9,6 +9,7 @@ from rich.console import Console
 
 from infersiege.cost import HOUR_NS, dearest, gpu_hours_cost, money, tokens_cost
 from infersiege.plan.schema import Plan, Price
+from infersiege.plan.streams import duration_of
 from infersiege.plan.values import format_duration
 from infersiege.records import TraceChanges
 from infersiege.swarm.ledger import workload_key
@@ -128,7 +129,7 @@ def _sessions(plan: Plan, source: SessionSource) -> int | None:
     """Sessions of the whole run; None: the answers decide."""
     if plan.run.stop is not None and plan.run.stop.sessions is not None:
         return plan.run.stop.sessions
-    if plan.load.mode == "closed":
+    if any(stream.load.mode == "closed" for stream in source.streams):
         return None
     return sum(1 for _ in islice(source.tickets(), MOST_COUNTED))
 
@@ -155,7 +156,7 @@ def expected_cost(plan: Plan, sample: Sample) -> list[str]:
     }
     for name, channel in plan.channels.items():
         if channel.price is not None and channel.price.gpu_hour is not None:
-            lines.append(f"cost on {name}: {_by_hours(channel.price, plan.run.duration_ns)}")
+            lines.append(f"cost on {name}: {_by_hours(channel.price, duration_of(plan))}")
         elif channel.price is not None:
             known = _by_tokens(channel.price, sample.by_channel.get(name, Volume()), sample)
             if name in later:

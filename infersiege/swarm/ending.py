@@ -45,6 +45,8 @@ class MasterResult:
     interrupted: bool
     ending: str
     budgets: tuple[BudgetUse, ...]
+    dirty_stages: frozenset[str]
+    """Stages at whose start an engine was not idle."""
     fleet: Fleet
     intake: Intake
     lost: list[WorkerState]

@@ -9,7 +9,7 @@ from infersiege.records import Phase, Report
 from infersiege.report.live import LiveState
 from infersiege.swarm.ending import Ending
 from infersiege.swarm.fleet import Fleet
-from infersiege.swarm.timeline import STAGE, Timeline
+from infersiege.swarm.timeline import Timeline
 
 OVER_NS = 10_000_000_000
 """Rates and percentiles are over so much of the last time."""
@@ -89,12 +89,13 @@ class LiveFigures:
             left_ns = max(0, ending.at_ns + ending.drain_ns - now_ns)
         elif timeline.load_end_ns is not None:
             left_ns = max(0, timeline.load_end_ns - now_ns)
+        place = timeline.place_of(now_ns)
         turns_rate, chunk_rate = self.rates(now_ns)
         p50, p99 = self.ttft_percentiles(now_ns)
         return LiveState(
             now_ns=now_ns,
-            stage=STAGE,
-            phase=Phase.DRAIN if ending else timeline.phase_of(now_ns),
+            stage=place.stage,
+            phase=Phase.DRAIN if ending else place.phase,
             elapsed_ns=max(0, now_ns - timeline.start_ns),
             left_ns=left_ns,
             users=self.sessions,

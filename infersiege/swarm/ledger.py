@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from infersiege.records import OpenTurn, Outcome, Phase, Reason, TraceChanges, TurnRecord
 from infersiege.swarm.spool import JournalLine
@@ -23,6 +23,13 @@ class ChannelLabels:
     model: str
 
 
+class Place(NamedTuple):
+    """Where on the run's time axis an instant lies."""
+
+    stage: str
+    phase: Phase
+
+
 LineKey: TypeAlias = tuple[str, int]
 """A line of a session in play: session id, number of its first turn."""
 
@@ -33,7 +40,6 @@ class OpenSession:
 
     session_id: str
     scenario: str
-    stage: str
     channel: ChannelLabels
     turns: int
     """Of this line."""
@@ -51,6 +57,8 @@ class OpenSession:
     """Since when (epoch ns), if it is."""
     routed_by: str | None = None
     """The hybrid channel that chose `channel`, and may choose another one for the next turn."""
+    until_ns: int | None = None
+    """From then on no turn of it starts (monotonic): its user's time or its stage is over; None: not before the run."""
 
     def __post_init__(self) -> None:
         self.next_turn = max(self.next_turn, self.first_turn)
@@ -64,12 +72,12 @@ class OpenSession:
         """Number of its last turn, and one."""
         return self.first_turn + self.turns
 
-    def open_turn(self, phase: Phase) -> OpenTurn:
+    def open_turn(self, place: Place) -> OpenTurn:
         return OpenTurn(
             session_id=self.session_id,
             scenario=self.scenario,
-            stage=self.stage,
-            phase=phase,
+            stage=place.stage,
+            phase=place.phase,
             channel=self.channel.name,
             turns=self.turns,
             first_turn=self.first_turn,
@@ -125,8 +133,8 @@ class Ledger:
     worker: str
     epoch: int
     spool: RecordSink
-    phase_of: Callable[[int], Phase]
-    """Phase of an epoch instant."""
+    place_of: Callable[[int], Place]
+    """Stage and phase of an epoch instant: a turn belongs to those in which it is due."""
     listeners: list[Callable[[TurnRecord], None]] = field(default_factory=list)
     open: dict[LineKey, OpenSession] = field(default_factory=dict)
     """Lines that are not over."""
@@ -150,7 +158,7 @@ class Ledger:
             self.planned_turns += line.turns
         key = workload_key(session.scenario, session.routed_by or session.channel.name)
         self.sessions_taken[key] = self.sessions_taken.get(key, 0) + 1
-        taken, *beside = (line.open_turn(self.phase_of(line.due_ns)) for line in (session, *branches))
+        taken, *beside = (line.open_turn(self.place_of(line.due_ns)) for line in (session, *branches))
         # In one line: half a session in the journal of a killed worker would be half forgotten.
         self.spool.journal(JournalLine(session_id=session.session_id, taken=taken, branches=tuple(beside)))
 
@@ -203,7 +211,7 @@ class Ledger:
 
     def _unsent(self, session: OpenSession, reason: Reason, detail: str | None) -> TurnRecord:
         return unsent_record(
-            session.open_turn(self.phase_of(session.due_ns)),
+            session.open_turn(self.place_of(session.due_ns)),
             run_id=self.run_id,
             worker=self.worker,
             epoch=self.epoch,

@@ -11,10 +11,13 @@ import msgspec
 
 from infersiege.errors import InfersiegeError
 from infersiege.records import OpenTurn, Outcome, Reason, TraceChanges, TurnRecord
+from infersiege.schedule import Ticket
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
-from infersiege.swarm.ledger import ChannelLabels, LineKey, unsent_record, workload_key
+from infersiege.swarm.ledger import ChannelLabels, LineKey, Place, unsent_record, workload_key
+from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import leftover_segments, read_journal, remove_spool
+from infersiege.swarm.timeline import Timeline
 from infersiege.swarm.versions import boot_id
 
 
@@ -140,6 +143,43 @@ class LossAccount:
 def _numbers(line: OpenTurn) -> range:
     """Numbers of a line's turns in its session."""
     return range(line.first_turn, line.first_turn + line.turns)
+
+
+def orphans(share: SessionSource, timeline: Timeline, ended_ns: int, offset_ns: int) -> Iterator[OpenTurn]:
+    """First turns of all sessions that were a worker's to play until the load ended (monotonic).
+
+    A closed loop without a number of sessions has none: its users take sessions as they are free. `offset_ns`: epoch
+    minus that clock.
+    """
+    stop = share.plan.run.stop
+    for stream in share.streams:
+        if stream.load.mode == "closed" and (stop is None or stop.sessions is None):
+            continue
+        for ticket in share.tickets(stream.number):
+            due_ns = ended_ns if ticket.offset_ns is None else timeline.start_ns + ticket.offset_ns
+            if due_ns > ended_ns:
+                break
+            yield from _lines_of(ticket, share, timeline.place_of(due_ns), due_ns + offset_ns)
+
+
+def _lines_of(ticket: Ticket, share: SessionSource, place: Place, due_ns: int) -> Iterator[OpenTurn]:
+    session_id, conversation = share.named_conversation(ticket, place.stage)
+    channel, routed_by = share.channel_of(ticket)
+    for line in conversation.lines:
+        yield OpenTurn(
+            session_id=session_id,
+            scenario=share.plan.workloads[ticket.workload].scenario,
+            stage=place.stage,
+            phase=place.phase,
+            channel=channel,
+            routed_by=routed_by,
+            turns=len(line.turns),
+            first_turn=line.first_turn,
+            after=line.after,
+            turn=line.first_turn,
+            started=False,
+            due_ns=due_ns,
+        )
 
 
 def describe(worker: WorkerState, loss: Loss | InfersiegeError) -> str:

@@ -6,7 +6,7 @@ import logging
 import platform
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ from infersiege.swarm.figures import LiveFigures
 from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.session_users import Director
+from infersiege.swarm.stages import StageWatch
 from infersiege.swarm.status_page import StatusBoard
-from infersiege.swarm.timeline import STAGE, Timeline
+from infersiege.swarm.timeline import Timeline
 from infersiege.telemetry.publisher import Publisher
 
 log = logging.getLogger("infersiege.swarm.master")
@@ -73,8 +74,10 @@ class Master:
         view: LiveView,
         board: StatusBoard,
         publisher: Publisher,
+        environ: Mapping[str, str],
     ) -> None:
         self.plan = plan
+        self._environ = environ
         self.run = run
         self.options = options
         self.view = view
@@ -88,8 +91,7 @@ class Master:
         self.timeline: Timeline | None = None
         self._door = Door(self.fleet, terms, lambda worker, why: self.note("worker_refused", why, worker=worker))
         self._ending: Ending | None = None
-        self._steady = False
-        """The steady phase has begun."""
+        self._stages: StageWatch | None = None
         self._interrupts = 0
         self._lease_at_ns = 0
         self._lease_sequence = 0
@@ -132,6 +134,7 @@ class Master:
             interrupted=self._interrupts > 0,
             ending=ending.why if ending else "never began",
             budgets=self.treasury.uses(),
+            dirty_stages=frozenset(self._stages.dirty if self._stages is not None else ()),
             fleet=self.fleet,
             intake=self.intake,
             lost=self._lost,
@@ -224,7 +227,9 @@ class Master:
         self._broadcast(Go(start_ns=self.timeline.start_ns))
         gevent.spawn(self._runner.start, len(alive), 100)
         begun(self._epoch(self.timeline.start_ns))
-        self.note("stage_started", f"{STAGE}: {self.plan.load.mode} load", stage=STAGE)
+        self._stages = StageWatch(self.plan, self.timeline, self._environ)
+        first = self._stages.first
+        self.note(first.kind, first.detail, stage=first.stage)
 
     def _loop(self, over: Callable[[], bool]) -> None:
         """Tick until `over`; a stall of the master itself is not held against the workers."""
@@ -246,18 +251,11 @@ class Master:
             self._lose(worker)
         if self.intake.disk_error is not None:
             self.intake.retry()
-        if self._ending is None:
-            self._check_steady(now_ns)
+        if self._ending is None and self._stages is not None:
+            for event in self._stages.passed(now_ns):
+                self.note(event.kind, event.detail, stage=event.stage, at_ns=event.at_ns)
             self._check_end(now_ns)
         self._show(now_ns)
-
-    def _check_steady(self, now_ns: int) -> None:
-        timeline = self.timeline
-        if timeline is None or self._steady or now_ns < timeline.steady_ns:
-            return
-        self._steady = True
-        detail = f"{STAGE}: figures are of turns due from here on"
-        self.note("steady_started", detail, stage=STAGE, at_ns=timeline.steady_ns)
 
     def _check_end(self, now_ns: int) -> None:
         alive, timeline = self.fleet.alive(), self.timeline
@@ -269,7 +267,7 @@ class Master:
         elif not alive:
             self._end("no worker is left", Reason.WORKER_LOST, 0)
         elif (spent := self.treasury.used_up(now_ns, timeline.load_end_ns)) is not None:
-            self.note("budget_used_up", spent.detail, stage=STAGE, at_ns=spent.since_ns)
+            self.note("budget_used_up", spent.detail, stage=timeline.stage_at(spent.since_ns), at_ns=spent.since_ns)
             self._end(spent.why, Reason.BUDGET, self.plan.load.drain_ns, load_ended_ns=spent.since_ns)
         elif timeline.load_end_ns is not None and now_ns >= timeline.load_end_ns:
             self._end("duration is over", Reason.RUN_END, self.plan.load.drain_ns)
@@ -278,7 +276,9 @@ class Master:
 
     def _end(self, why: str, reason: Reason, drain_ns: int, *, load_ended_ns: int | None = None) -> None:
         self._ending = Ending(why, reason, time.monotonic_ns(), drain_ns, load_ended_ns)
-        self.note("load_ended", why, stage=STAGE, at_ns=load_ended_ns)
+        ended_ns = self._ending.at_ns if load_ended_ns is None else load_ended_ns
+        stage = None if self.timeline is None else self.timeline.stage_at(ended_ns)
+        self.note("load_ended", why, stage=stage, at_ns=load_ended_ns)
         self._broadcast(Drain(duration_ns=drain_ns, reason=reason))
 
     def _drain(self) -> None:

@@ -110,7 +110,7 @@ class SessionPlayer:
             return last
         finally:
             # Nothing here may yield: the greenlet may be on its way out.
-            play.stop(self._control.reason)
+            play.stop(self._why_over(session))
 
     def _play_line(self, work: LineWork, due_ns: int) -> TurnRecord | None:
         line, play = work.line, work.play
@@ -123,7 +123,7 @@ class SessionPlayer:
             return None
         finally:
             # Nothing here may yield, as above.
-            play.end(line, self._control.reason)
+            play.end(line, self._why_over(work.session))
             line.running = False
 
     def _play_turns(self, work: LineWork, due_ns: int) -> TurnRecord | None:
@@ -138,9 +138,10 @@ class SessionPlayer:
             early = {way.likely: way.request(way.likely, turn, self._request_id(line.opened, turn))}
             due_ns = max(due_ns, play.join(turn.index) or due_ns) + turn.delay_ns
             play.due(line, due_ns + self._offset_ns)
-            if not self._control.wait_until(max(due_ns, work.session.not_before_ns)):
+            if not self._wait_until(max(due_ns, work.session.not_before_ns), work.session):
+                self._due_at_the_latest(work, due_ns)
                 return last
-            leg = self._next_leg(way)
+            leg = self._next_leg(work)
             if leg is None:
                 return last
             if turn.delay_cut_ns:
@@ -202,7 +203,7 @@ class SessionPlayer:
                     request,
                     work.clients.of(route),
                     way.kept(route),
-                    reason=lambda: self._control.reason,
+                    reason=lambda: self._why_over(work.session),
                 )
                 tries.add(played.record)
                 self._purse.paid(played.record)
@@ -213,12 +214,12 @@ class SessionPlayer:
                 if retries < route.channel.retries and is_refused(played.record.error_class, played.record.http_status):
                     retries += 1
                     tries.retry_cut = True  # Also when this greenlet is stopped while it waits.
-                    if not self._wait_to_retry(played.record, retries):
+                    if not self._wait_to_retry(played.record, retries, work.session):
                         break
                     tries.retry_cut, tries.retried = False, True
                     continue
                 following = way.after_failure(tried) if fails_over(played.record.error_class) else None
-                if following is None or not self._may_send(following.route.labels.name):
+                if following is None or not self._may_send(following.route.labels.name, work.session):
                     break
                 leg, retries, tries.failed_over = following, 0, True
                 tried.append(leg.part)
@@ -231,29 +232,52 @@ class SessionPlayer:
             way.served = leg.part
         return played, record or played.record
 
-    def _wait_to_retry(self, refused: TurnRecord, retry: int) -> bool:
+    def _wait_to_retry(self, refused: TurnRecord, retry: int, session: PreparedSession) -> bool:
         """Wait before the next attempt. False: the load is over, there is none."""
         jitter = jitter_of(self._seed, refused.request_id, retry)
         wait_ns = back_off_ns(retry, refused.retry_after_ns, jitter)
-        return self._control.wait_until(time.monotonic_ns() + wait_ns) and self._may_send(refused.channel)
+        return self._wait_until(time.monotonic_ns() + wait_ns, session) and self._may_send(refused.channel, session)
 
-    def _next_leg(self, way: Way) -> Leg | None:
+    def _next_leg(self, work: LineWork) -> Leg | None:
         """Where the next turn goes, with leave to send it there at once. None: the load is over."""
-        while self._control.may_start():
-            leg = way.next()
+        while self._may_start(work.session):
+            leg = work.way.next()
             channel = leg.route.labels.name
             if self._purse.take(channel):
                 return leg
             self._purse.wait(channel)  # Meanwhile another part of a hybrid channel may have become the right one.
         return None
 
-    def _may_send(self, channel: str) -> bool:
+    def _may_send(self, channel: str, session: PreparedSession) -> bool:
         """Wait for leave to send a request at once. False: the load is over."""
-        while self._control.may_start():
+        while self._may_start(session):
             if self._purse.take(channel):
                 return True
             self._purse.wait(channel)
         return False
+
+    def _may_start(self, session: PreparedSession) -> bool:
+        return self._control.may_start() and not session.over(time.monotonic_ns())
+
+    def _wait_until(self, at_ns: int, session: PreparedSession) -> bool:
+        """Sleep to an instant. False: the load, or the session's part in it, is over before."""
+        until_ns = session.until_ns
+        if until_ns is None or at_ns < until_ns:
+            return self._control.wait_until(at_ns)
+        self._control.wait_until(until_ns)
+        return False
+
+    def _due_at_the_latest(self, work: LineWork, due_ns: int) -> None:
+        """The end of its time met a session in its delay: what would have come next belongs to the stage it was in."""
+        until_ns = work.session.until_ns
+        if until_ns is not None and due_ns >= until_ns and not self._control.closing.is_set():
+            work.play.due(work.line, until_ns - 1 + self._offset_ns)
+
+    def _why_over(self, session: PreparedSession) -> Reason:
+        """Why no turn of a session starts any more, for the records of what is cut."""
+        if not self._control.closing.is_set() and session.over(time.monotonic_ns()):
+            return Reason.STAGE_END
+        return self._control.reason
 
     def _request_id(self, opened: OpenSession, turn: PreparedTurn) -> str:
         return request_id_of(self._turns.ledger.run_id, opened.session_id, turn.index)

@@ -15,12 +15,14 @@ from random import Random
 import msgspec
 from rich.console import Console
 
+from infersiege import calibration
 from infersiege.doctor import adapted, preflight, told_limits, unexamined
 from infersiege.errors import ExitCode, InfersiegeError, RunInvalidError, UsageError
 from infersiege.plan.borrowed import open_key_files
 from infersiege.plan.load import plan_hash, plan_json, resolve
 from infersiege.plan.schema import Plan
-from infersiege.records import OpenTurn, Summary
+from infersiege.plan.streams import stage_names, streams_of
+from infersiege.records import Calibration, Summary
 from infersiege.report.html import EVENT_WORDS
 from infersiege.report.live import LiveView
 from infersiege.report.rebuild import Rebuilt, judged, read
@@ -34,13 +36,12 @@ from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.handover import HandOver
 from infersiege.swarm.interrupts import Interrupts
 from infersiege.swarm.ledger import ChannelLabels
-from infersiege.swarm.losses import Loss, LossAccount, describe
+from infersiege.swarm.losses import Loss, LossAccount, describe, orphans
 from infersiege.swarm.master import Master
 from infersiege.swarm.papers import write_papers
 from infersiege.swarm.rpc import SECRET_VARIABLE, install
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.status_page import StatusBoard, StatusPage
-from infersiege.swarm.timeline import STAGE
 from infersiege.swarm.versions import all_versions, host_facts, versions
 from infersiege.telemetry.local import LocalAgents
 from infersiege.telemetry.publisher import Publisher
@@ -105,7 +106,7 @@ def run_plan(
             )
             asked, plan = plan, adapted(plan, channels)
             source = source.of_plan(plan)
-            salt = prompt_salt(plan.run.nonce or "", STAGE, 0)
+            salt = prompt_salt(plan.run.nonce or "", stage_names(plan.load)[0], 0)
             texts = measured(plan, source.traces, channels, environ, salt=salt)
         except BaseException:
             discard(run)
@@ -147,16 +148,33 @@ def fleet_options(plan: Plan, options: RunOptions, environ: Mapping[str, str]) -
             f"{expected - local} worker(s) are to join from elsewhere, but {SECRET_VARIABLE} is not set",
             hint=f"set it here and on their hosts: export {SECRET_VARIABLE}=$(openssl rand -hex 32)",
         )
-    for key, value in (("users", plan.load.users), ("max_in_flight", plan.load.max_in_flight)):
-        if value is not None and value < expected:
+    for key, value in _to_be_shared(plan):
+        if value < expected:
             raise UsageError(
-                f"load.{key} = {value} can't be shared among {expected} workers: some would have none",
+                f"{key} = {value} can't be shared among {expected} workers: some would have none",
                 hint="use fewer workers",
             )
     host, port = options.bind
     return MasterOptions(
         local_workers=local, expected_workers=expected, host=host, port=port, secret=secret or secrets.token_hex(16)
     )
+
+
+def _ceilings(found: Calibration | None) -> dict[str, str]:
+    """What a worker of this host can do, as a fact of the host."""
+    return {} if found is None else {"calibrated": calibration.line_of(found)}
+
+
+def _to_be_shared(plan: Plan) -> Iterator[tuple[str, int]]:
+    """Numbers of sessions of which each worker needs one at least, with their key."""
+    for stream in streams_of(plan):
+        here = "load" if stream.number == 0 else f"workload.{stream.workloads[0]}.load"
+        if stream.load.max_in_flight is not None:
+            yield f"{here}.max_in_flight", stream.load.max_in_flight
+        staged = stream.number == 0 and bool(plan.load.stages)
+        for place, asked in enumerate(stream.asked):
+            if asked.users is not None:
+                yield f"{here}.stages.{place}.users" if staged else f"{here}.users", asked.users
 
 
 class Campaign:
@@ -179,6 +197,7 @@ class Campaign:
         self._source = source
         self._options = options
         self._run = run
+        self._environ = environ
         self._console = console
         self._interrupts = interrupts
         self._board = board
@@ -187,6 +206,7 @@ class Campaign:
         """Files for people that could not be written."""
         self._publisher = Publisher(plan, environ, titles=EVENT_WORDS)
         self._agents = LocalAgents(plan, channels, run, environ)
+        calibrated = calibration.known(environ).calibration
         self._file = PlanFile(
             run_id=secrets.token_hex(6),
             name=plan.run.name or "run",
@@ -195,7 +215,8 @@ class Campaign:
             plan_hash=plan_hash(plan),
             plan=msgspec.to_builtins(plan),
             versions=all_versions(),
-            host=host_facts(),
+            host=host_facts() | _ceilings(calibrated),
+            calibration=calibrated,
             channels=dict(channels),
             trace_hashes=source.trace_hashes(),
             workers_asked=options.expected_workers,
@@ -246,6 +267,7 @@ class Campaign:
                 view=view,
                 board=self._board,
                 publisher=self._publisher,
+                environ=self._environ,
             )
             self._interrupts.on_signal = master.interrupt
             accounts = LossAccount(master.intake, run_id=self._file.run_id, channels=self._labels())
@@ -253,8 +275,8 @@ class Campaign:
 
     def _begun(self, started_ns: int) -> None:
         """The time axis is fixed: write it down now, so that a crash leaves a run that can be read."""
-        stage = stage_facts(self._plan, self._source, started_ns, None)
-        self._file = msgspec.structs.replace(self._file, started_ns=started_ns, stages=(stage,))
+        stages = stage_facts(self._plan, self._source, started_ns, None)
+        self._file = msgspec.structs.replace(self._file, started_ns=started_ns, stages=stages)
         self._run.write_plan(self._file)
         self._publisher.begin(self._file)
 
@@ -272,7 +294,10 @@ class Campaign:
     def _settle(self, worker: WorkerState, master: Master, accounts: LossAccount) -> None:
         loss: Loss | InfersiegeError
         try:
-            loss = accounts.settle(worker, self._orphans(worker, master))
+            timeline = master.timeline
+            share = self._source.of_fleet(self._options.expected_workers).of_place(worker.place)
+            unplayed = orphans(share, timeline, master.ended_ns, self._terms.offset_ns) if timeline is not None else ()
+            loss = accounts.settle(worker, unplayed)
             self._lost.add(loss)
         except InfersiegeError as error:
             loss = error
@@ -283,36 +308,6 @@ class Campaign:
             name: ChannelLabels(name=name, engine=facts.engine, dialect=facts.dialect, model=facts.model)
             for name, facts in self._file.channels.items()
         }
-
-    def _orphans(self, worker: WorkerState, master: Master) -> Iterator[OpenTurn]:
-        """Sessions that were a dead worker's to play until the load ended. A closed loop without a number has none."""
-        plan, timeline = self._plan, master.timeline
-        counted = plan.run.stop is not None and plan.run.stop.sessions is not None
-        if timeline is None or (plan.load.mode == "closed" and not counted):
-            return
-        source = self._source.of_fleet(self._options.expected_workers).of_place(worker.place)
-        for ticket in source.tickets():
-            due_ns = timeline.start_ns + ticket.offset_ns if ticket.offset_ns is not None else master.ended_ns
-            if due_ns > master.ended_ns:
-                return
-            workload = plan.workloads[ticket.workload]
-            session_id, conversation = source.named_conversation(ticket)
-            channel, routed_by = source.channel_of(ticket)
-            for line in conversation.lines:
-                yield OpenTurn(
-                    session_id=session_id,
-                    scenario=workload.scenario,
-                    stage=STAGE,
-                    phase=timeline.phase_of(due_ns),
-                    channel=channel,
-                    routed_by=routed_by,
-                    turns=len(line.turns),
-                    first_turn=line.first_turn,
-                    after=line.after,
-                    turn=line.first_turn,
-                    started=False,
-                    due_ns=due_ns + self._terms.offset_ns,
-                )
 
     def _conclude(self, result: MasterResult, *, gated: bool) -> RunResult:
         """Facts, summary and report; where the run's own disk takes no more, in a directory elsewhere."""

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from locust import User, task
 from locust.exception import StopUser
 
 if TYPE_CHECKING:
-    from infersiege.swarm.branches import PreparedSession
     from infersiege.swarm.engine import SiegeEnvironment
     from infersiege.swarm.share import WorkerShare
 
 
 class SessionUser(User):
-    """A real Locust user: counted, stopped and shown by Locust. In a closed loop it plays one session after another."""
+    """A real Locust user: counted, stopped and shown by Locust."""
 
     share: WorkerShare
-    due_ns: int
-    """When its first session is due (monotonic)."""
-    prepared: PreparedSession | None = None
-    """Open loop: the one session that it plays."""
+    life: Callable[[], None]
+    """Open loop: one session; closed: one after another."""
 
     @task
     def play(self) -> None:
         try:
-            if self.prepared is not None:
-                self.share.play(self.prepared, self.due_ns)
-            else:
-                self.share.play_closed(self.due_ns)
+            self.life()
         except Exception as error:  # noqa: BLE001 - Locust would only log it, and call this task again
             self.share.failed(error)
         raise StopUser
@@ -49,10 +44,10 @@ class Director(User):
                 share.failed(error)
         raise StopUser
 
-    def _start(self, due_ns: int, prepared: PreparedSession | None) -> Any:
+    def _start(self, life: Callable[[], None]) -> Any:
         share, runner = self.environment.share, self.environment.runner
         if share is None or runner is None:
             raise StopUser
         user = SessionUser(self.environment)
-        user.share, user.due_ns, user.prepared = share, due_ns, prepared
+        user.share, user.life = share, life
         return user.start(runner.user_greenlets)

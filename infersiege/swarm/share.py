@@ -7,13 +7,15 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+
+from gevent.pool import Group
 
 from infersiege.gate import request_limits
 from infersiege.metrics.windows import windows
 from infersiege.plan.schema import Plan
-from infersiege.records import Assignment, ErrorClass, OpenTurn, Reason, TurnRecord, WindowRow
-from infersiege.schedule import Pacer, Ticket, ramp_offsets, users_share
+from infersiege.records import Assignment, OpenTurn, Reason, TurnRecord, WindowRow
+from infersiege.schedule import Ticket
 from infersiege.swarm.branches import PreparedSession
 from infersiege.swarm.budget import Purse, limits_of
 from infersiege.swarm.control import RunControl
@@ -22,43 +24,17 @@ from infersiege.swarm.player import SessionPlayer
 from infersiege.swarm.routes import ClientPool, Clients, Route, Routes
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import Spool
-from infersiege.swarm.timeline import STAGE, Timeline
+from infersiege.swarm.streams import PacedStream, Start
+from infersiege.swarm.timeline import Timeline
 from infersiege.swarm.turns import TurnPlayer
 from infersiege.wire.transport import Client, DecoderLoop, StampClock
 
 log = logging.getLogger("infersiege.swarm.share")
 
-EARLY_NS = 50_000_000
-"""How long before its arrival is due a session is set up: its text is written and its request built by then."""
-
-REFUSED_PAUSE_NS = 100_000_000
-"""Pause of a closed-loop user whose request was refused: it would hammer a dead port, or a key's limit."""
-LONGEST_PAUSE_NS = 60_000_000_000
-"""Most that a Retry-After is followed."""
-REFUSED = frozenset(
-    {
-        ErrorClass.CONNECT,
-        ErrorClass.CLIENT_RESOURCE,
-        ErrorClass.TLS,
-        ErrorClass.AUTH,
-        ErrorClass.NOT_FOUND,
-        ErrorClass.RATE_LIMIT,
-        ErrorClass.OVERLOAD,
-    }
-)
-
-
-def pause_after(last: TurnRecord | None) -> int:
-    """How long (ns) a closed-loop user waits before its next session; 0 unless its last request was refused."""
-    if last is None:
-        return REFUSED_PAUSE_NS
-    if last.error_class not in REFUSED:
-        return 0
-    return max(REFUSED_PAUSE_NS, min(last.retry_after_ns or 0, LONGEST_PAUSE_NS))
-
-
-Start = Callable[[int, PreparedSession | None], Any]
-"""Starts a Locust user: (due of its first turn, its session or None for a closed loop)."""
+GRACE_SHARE = 0.2
+LONGEST_GRACE_NS = 1_000_000_000
+"""So long before a pause ends (the smaller of the two) what is still open is cancelled: the server can let go of it
+before the next stage begins."""
 
 
 class WorkerShare:
@@ -80,15 +56,14 @@ class WorkerShare:
         self.source = SessionSource(
             plan, place=assignment.place, members=assignment.members, text_lengths=assignment.text_lengths
         )
-        self._place, self._members = assignment.place, assignment.members
-        self._control = control
-        self._timeline = Timeline.of(plan, start_ns=0)
+        self.control = control
+        self.timeline = Timeline.of(plan, start_ns=0)
         self.ledger = Ledger(
             run_id=assignment.run_id,
             worker=name,
             epoch=assignment.epoch,
             spool=spool,
-            phase_of=lambda at_ns: self._timeline.phase_of(at_ns - self.offset_ns),
+            place_of=lambda at_ns: self.timeline.place_of(at_ns - self.offset_ns),
         )
         self._limits = request_limits(plan.slos)
         self._streamed = {name: channel.stream for name, channel in plan.channels.items()}
@@ -102,9 +77,10 @@ class WorkerShare:
         self._clock = StampClock()
         self._decoder_loop = DecoderLoop(self._clock)
         self._pool = ClientPool(self._new_client)
-        self._tickets = self.source.tickets()
-        self._exhausted = False
-        self._playing = 0
+        self._streams = tuple(
+            PacedStream(self, stream, place=assignment.place, members=assignment.members)
+            for stream in self.source.streams
+        )
         self._directed = False
         self.fault: str | None = None
         """The first exception of ours outside a turn."""
@@ -113,11 +89,12 @@ class WorkerShare:
         """A fault of ours outside a turn: what is open goes on, nothing more is started by whoever had it."""
         log.error("worker", exc_info=error)
         self.fault = self.fault or f"{type(error).__name__}: {error}"[:300]
-        self._exhausted = True
+        for stream in self._streams:
+            stream.exhausted = True
 
     def begin(self) -> None:
         """The master said go: the time axis is fixed."""
-        self._timeline = Timeline.of(self.plan, start_ns=self._control.start_ns)
+        self.timeline = Timeline.of(self.plan, start_ns=self.control.start_ns)
 
     # --------------------------------------------------------------------------------------------------------- pacing
 
@@ -126,108 +103,71 @@ class WorkerShare:
         if self._directed:
             return  # Locust starts a Director again when a worker joins or is removed.
         self._directed = True
-        self._control.go.wait()
-        if self._control.closing.is_set():
+        self.control.go.wait()
+        if self.control.closing.is_set():
             return
-        if self.plan.load.mode == "closed":
-            self._direct_closed(start)
-        else:
-            self._direct_open(start)
+        pauses = [span for span in self.timeline.spans if span.paused_after]
+        if len(self._streams) == 1 and not pauses:
+            self._streams[0].direct(start)
+            return
+        beside = Group()
+        try:
+            for stream in self._streams:
+                beside.spawn(self._safely, partial(stream.direct, start))
+            if pauses:
+                beside.spawn(self._safely, self._end_stages)
+            beside.join()
+        finally:
+            # This must not yield: the greenlet may be on its way out.
+            beside.kill(block=False)
 
-    def _direct_closed(self, start: Start) -> None:
-        offsets = ramp_offsets(self.plan.load.users or 0, self.plan.load.ramp_ns, self._place, self._members)
-        for offset_ns in offsets:
-            due_ns = self._timeline.start_ns + offset_ns
-            if not self._control.wait_until(due_ns):
+    def _safely(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+            self.failed(error)
+
+    def _end_stages(self) -> None:
+        """At each pause: who waits for a budget looks up, and near its end what is still open is cancelled."""
+        for span in self.timeline.spans:
+            if not span.paused_after or span.load_end_ns is None or span.end_ns is None:
+                continue
+            grace_ns = min(round((span.end_ns - span.load_end_ns) * GRACE_SHARE), LONGEST_GRACE_NS)
+            if not self.control.wait_until(self.timeline.start_ns + span.load_end_ns):
                 return
-            self._playing += 1
-            start(due_ns, None)
-        self._exhausted = self._exhausted or not offsets
-
-    def _direct_open(self, start: Start) -> None:
-        load = self.plan.load
-        pacer = Pacer(load.late)
-        cap = None if load.max_in_flight is None else users_share(load.max_in_flight, self._place, self._members)
-        for ticket in self._tickets:
-            due_ns = self._timeline.start_ns + (ticket.offset_ns or 0)
-            if not self._control.wait_until(due_ns - EARLY_NS) and due_ns > time.monotonic_ns():
-                return  # It is not due any more; those that were have their records, by the branch below.
-            prepared = self.prepare(ticket, due_ns)
-            self.ledger.take(*prepared.lines)
-            if self._control.closing.is_set():
-                self._skip(prepared, self._control.reason)
-                continue
-            send_ns = pacer.send_at(due_ns, time.monotonic_ns())
-            reason = Reason.LATE_DROPPED if send_ns is None else self._hold(send_ns, cap)
-            if reason is not None:
-                self._skip(prepared, reason)
-                continue
-            prepared.not_before_ns = send_ns or 0
-            self._playing += 1
-            start(due_ns, prepared)
-        self._exhausted = True
-
-    def _skip(self, prepared: PreparedSession, reason: Reason) -> None:
-        for line in prepared.lines:
-            self.ledger.skip_rest(line, reason)
-
-    def _hold(self, send_ns: int, cap: int | None) -> Reason | None:
-        """Wait until an arrival may be set up: its time has come and the cap leaves room. Else why it can't."""
-        if not self._control.wait_until(send_ns - EARLY_NS):
-            return self._control.reason
-        while cap is not None and self._playing >= cap:
-            if self.plan.load.late == "drop":
-                return Reason.MAX_IN_FLIGHT
-            if self._control.closing.wait(0.005):
-                return self._control.reason
-        return None
+            self.purse.wake()
+            if not self.control.wait_until(self.timeline.start_ns + span.end_ns - grace_ns):
+                return
+            self.turns.abort_over(time.monotonic_ns(), f"cut before the next stage: {Reason.STAGE_END}")
 
     # ------------------------------------------------------------------------------------------------------- sessions
 
-    def prepare(self, ticket: Ticket, due_ns: int) -> PreparedSession:
-        """The session of a ticket, not yet in the ledger."""
+    def prepare(self, ticket: Ticket, due_ns: int, until_ns: int | None) -> PreparedSession:
+        """The session of a ticket, not yet in the ledger. From `until_ns` on none of its turns starts."""
         workload = self.plan.workloads[ticket.workload]
-        session_id, conversation = self.source.named_conversation(ticket)
+        session_id, conversation = self.source.named_conversation(ticket, self.timeline.place_of(due_ns).stage)
         way = self._routes.way(ticket, self.ledger.run_id, session_id)
         lines = opened_lines(
             conversation.lines,
             session_id=session_id,
             scenario=workload.scenario,
-            stage=STAGE,
             channel=way.likely.labels,
             due_ns=due_ns + self.offset_ns,
             routed_by=way.routed_by,
+            until_ns=until_ns,
         )
         return PreparedSession(lines, conversation, way)
 
-    def play(self, prepared: PreparedSession, due_ns: int) -> None:
-        """An open-loop user's life: one session."""
-        try:
-            with self._lent() as clients:
-                self._player.play(prepared, clients, due_ns, self._lent)
-        finally:
-            self._playing -= 1
+    def play_session(self, prepared: PreparedSession, clients: Clients, due_ns: int) -> TurnRecord | None:
+        """Play one session to its end; as `SessionPlayer.play`."""
+        return self._player.play(prepared, clients, due_ns, self.lent)
 
-    def play_closed(self, due_ns: int) -> None:
-        """A closed-loop user's life: session after session, each due as soon as the one before is over."""
-        clients = Clients(self._new_client)
-        try:
-            while not self._control.closing.is_set():
-                ticket = next(self._tickets, None)
-                if ticket is None:
-                    self._exhausted = True
-                    return
-                prepared = self.prepare(ticket, due_ns)
-                self.ledger.take(*prepared.lines)
-                last = self._player.play(prepared, clients, due_ns, self._lent)
-                self._control.wait_until(time.monotonic_ns() + pause_after(last))
-                due_ns = time.monotonic_ns()
-        finally:
-            self._playing -= 1
-            clients.close()
+    def own_clients(self) -> Clients:
+        """Connections of a user who keeps them; to be closed by it."""
+        return Clients(self._new_client)
 
     @contextmanager
-    def _lent(self) -> Iterator[Clients]:
+    def lent(self) -> Iterator[Clients]:
         """Warm connections for one line of a session; the next one gets them."""
         clients = Clients(self._pool.take)
         try:
@@ -242,7 +182,7 @@ class WorkerShare:
 
     def finished(self) -> bool:
         """Nothing more will start, and nothing is open."""
-        return self._exhausted and self._playing == 0 and not self.ledger.open
+        return all(one.exhausted and one.playing == 0 for one in self._streams) and not self.ledger.open
 
     def windows_since_last(self) -> list[WindowRow]:
         """Rows of the turns that were closed since the last call, to be added to those before."""
@@ -254,4 +194,4 @@ class WorkerShare:
 
     def open_turns(self) -> Iterator[OpenTurn]:
         for session in self.ledger.open.values():
-            yield session.open_turn(self.ledger.phase_of(session.due_ns))
+            yield session.open_turn(self.ledger.place_of(session.due_ns))

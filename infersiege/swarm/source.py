@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from infersiege.channels.routing import ByScenario, Failover, Overflow, Policy, Weighted
 from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Plan, Workload
+from infersiege.plan.streams import Stream, spans_of, streams_of
 from infersiege.plan.trace import trace_of
 from infersiege.plan.values import format_duration
 from infersiege.records import Session, TextLengths, TraceAccount, TraceChanges
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
 from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.texts import synthesizers
-from infersiege.swarm.timeline import STAGE
 from infersiege.traces import Conversation, Trace, prompt_salt
 
 
@@ -43,8 +44,11 @@ class SessionSource:
         self._policies = policies(plan)
         self.traces: tuple[Trace, ...] = tuple(trace_of(plan, workload) for workload in plan.workloads)
         self._synthesizers = synthesizers(plan, text_lengths or {})
+        self.streams: tuple[Stream, ...] = streams_of(plan)
+        self._spans = spans_of(plan)
         # A load that the trace can't carry (replay without times) is an error before the run, not in it.
-        next(self.tickets(), None)
+        for stream in self.streams:
+            next(self.tickets(stream.number), None)
 
     def of_place(self, place: int) -> SessionSource:
         """The share of another worker of the same fleet, on the same traces."""
@@ -61,7 +65,7 @@ class SessionSource:
     def of_plan(self, plan: Plan) -> SessionSource:
         """The same share of the same traces, played as another plan says: one with the same workloads and seed."""
         other = copy.copy(self)
-        other.plan = plan
+        other.plan, other.streams, other._spans = plan, streams_of(plan), spans_of(plan)
         return other
 
     def with_texts(self, text_lengths: Mapping[str, Mapping[str, TextLengths]]) -> SessionSource:
@@ -70,47 +74,44 @@ class SessionSource:
         other._synthesizers = synthesizers(self.plan, text_lengths)
         return other
 
-    def tickets(self) -> Iterator[Ticket]:
-        """This worker's tickets, in order; endless for a closed loop over a trace that wraps."""
-        plan = self.plan
-        load, workloads = plan.load, plan.workloads
+    def tickets(self, number: int | None = None) -> Iterator[Ticket]:
+        """This worker's tickets of one stream, in order; endless for a closed loop over a trace that wraps.
+
+        Without a number: those of all streams, in turn.
+        """
+        wanted = [stream for stream in self.streams if number in (None, stream.number)]
+        return _in_turn([self._tickets(stream) for stream in wanted])
+
+    def _tickets(self, stream: Stream) -> Iterator[Ticket]:
+        plan, load = self.plan, stream.load
         sessions = plan.run.stop.sessions if plan.run.stop is not None else None
-        weights = [workload.weight for workload in workloads]
-        available = [
-            None if workload.wrap else trace.sessions for workload, trace in zip(workloads, self.traces, strict=True)
+        workloads = [plan.workloads[place] for place in stream.workloads]
+        traces = [self.traces[place] for place in stream.workloads]
+        share: dict[str, Any] = {
+            "sessions": sessions,
+            "place": self._place,
+            "members": self._members,
+            "seed": plan.run.seed,
+            "stream": stream.number,
+            "workloads": stream.workloads,
+        }
+        if load.mode == "replay":
+            return replay_tickets(
+                [trace.arrivals_ns for trace in traces],
+                speed=load.speed,
+                wrap=[workload.wrap for workload in workloads],
+                duration_ns=stream.duration_ns,
+                jitter_ns=load.jitter_ns,
+                **share,
+            )
+        share["weights"] = [workload.weight for workload in workloads]
+        share["available"] = [
+            None if workload.wrap else trace.sessions for workload, trace in zip(workloads, traces, strict=True)
         ]
         if load.mode == "closed":
-            return closed_tickets(
-                weights=weights,
-                seed=plan.run.seed,
-                sessions=sessions,
-                available=available,
-                place=self._place,
-                members=self._members,
-            )
-        if load.mode == "open":
-            return open_tickets(
-                rate=load.rate or 0.0,
-                arrivals=load.arrivals,
-                weights=weights,
-                seed=plan.run.seed,
-                duration_ns=plan.run.duration_ns,
-                sessions=sessions,
-                available=available,
-                place=self._place,
-                members=self._members,
-            )
-        return replay_tickets(
-            [trace.arrivals_ns for trace in self.traces],
-            speed=load.speed,
-            wrap=[workload.wrap for workload in workloads],
-            duration_ns=plan.run.duration_ns,
-            sessions=sessions,
-            jitter_ns=load.jitter_ns,
-            seed=plan.run.seed,
-            place=self._place,
-            members=self._members,
-        )
+            return closed_tickets(**share)
+        rates = {"stages": stream.rates} if stream.rates else {"rate": load.rate, "duration_ns": stream.duration_ns}
+        return open_tickets(arrivals=load.arrivals, burstiness=load.burstiness, **rates, **share)
 
     def session_id(self, ticket: Ticket) -> tuple[str, int]:
         """(unique id in the run, index in the trace): an id of the trace, with its repeat where the trace wraps."""
@@ -129,18 +130,27 @@ class SessionSource:
             return name, None
         return self.plan.hybrids[name].parts[policy.home(ticket.session_index, workload.scenario).part].channel, name
 
+    def stage_of(self, ticket: Ticket) -> str:
+        """Name of the stage in which a ticket is due; the first one, for a closed loop."""
+        spans, offset_ns = self._spans, ticket.offset_ns or 0
+        return next(span.name for span in reversed(spans) if span.start_ns <= offset_ns or span is spans[0])
+
     def conversation(self, ticket: Ticket) -> Conversation:
         """A session of the trace, salted and scaled as the plan says."""
         return self.named_conversation(ticket)[1]
 
-    def named_conversation(self, ticket: Ticket) -> tuple[str, Conversation]:
-        """`session_id` and `conversation` of one ticket. A generator makes a session anew each time: asked once."""
+    def named_conversation(self, ticket: Ticket, stage: str | None = None) -> tuple[str, Conversation]:
+        """`session_id` and `conversation` of one ticket. A generator makes a session anew each time: asked once.
+
+        `stage`: in which the session begins, as far as its ticket does not say so: no cache outlives a stage.
+        """
         plan, workload = self.plan, self.plan.workloads[ticket.workload]
+        load = workload.load or plan.load
         repeat, index = self._place_in_trace(ticket)
         session = self.traces[ticket.workload].session(index)
         salt = None
         if workload.salt is not False:
-            salt = prompt_salt(plan.run.nonce or "", STAGE, repeat)
+            salt = prompt_salt(plan.run.nonce or "", stage or self.stage_of(ticket), repeat)
         conversation = Conversation(
             session,
             synthesizer=self._synthesizers[ticket.workload],
@@ -149,7 +159,7 @@ class SessionSource:
             max_turns=workload.max_turns,
             max_tokens=workload.max_tokens,
             default_max_tokens=plan.sampling.max_tokens,
-            delay_scale=workload.delay_scale / (plan.load.speed if plan.load.mode == "replay" else 1.0),
+            delay_scale=workload.delay_scale / (load.speed if load.mode == "replay" else 1.0),
             delay_cap_ns=workload.delay_cap_ns,
             context_limit=workload.context_limit,
             clip=workload.too_long == "clip",
@@ -198,14 +208,29 @@ class SessionSource:
             found.append(_account(workload, trace, started.get(key, 0), changed))
         return tuple(found)
 
-    def arrivals_between(self, first_ns: int, last_ns: int) -> int:
-        """Arrivals of the whole schedule that are due in [first, last) from the start, over all workers."""
-        count = 0
-        for ticket in self.of_fleet(1).of_place(0).tickets():
-            if ticket.offset_ns is None or ticket.offset_ns >= last_ns:
+    def arrivals_between(self, stream: Stream, spans_ns: Sequence[tuple[int, int]]) -> list[int]:
+        """Arrivals of a stream that are due in each [first, last) from the start, over all workers; spans in order."""
+        counts = [0] * len(spans_ns)
+        place = 0
+        for ticket in self.of_fleet(1).of_place(0).tickets(stream.number):
+            while place < len(spans_ns) and ticket.offset_ns is not None and ticket.offset_ns >= spans_ns[place][1]:
+                place += 1
+            if place == len(spans_ns) or ticket.offset_ns is None:
                 break
-            count += ticket.offset_ns >= first_ns
-        return count
+            counts[place] += ticket.offset_ns >= spans_ns[place][0]
+        return counts
+
+
+def _in_turn(streams: Sequence[Iterator[Ticket]]) -> Iterator[Ticket]:
+    """One of each, until all have ended."""
+    left = list(streams)
+    while left:
+        for tickets in tuple(left):
+            ticket = next(tickets, None)
+            if ticket is None:
+                left.remove(tickets)
+            else:
+                yield ticket
 
 
 def workload_channel(plan: Plan, workload: Workload) -> str:

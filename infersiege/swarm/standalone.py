@@ -30,12 +30,12 @@ from infersiege.records import Outcome, Phase, TurnRecord
 from infersiege.schedule import Ticket
 from infersiege.swarm.branches import PreparedSession
 from infersiege.swarm.control import RunControl
-from infersiege.swarm.ledger import Ledger, opened_lines
+from infersiege.swarm.ledger import Ledger, Place, opened_lines
 from infersiege.swarm.player import SessionPlayer
 from infersiege.swarm.routes import Clients, Route, cache_key_of, route_of, way_of
-from infersiege.swarm.share import pause_after
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import JournalLine
+from infersiege.swarm.streams import pause_after
 from infersiege.swarm.turns import TurnPlayer
 from infersiege.wire.transport import Client, DecoderLoop, StampClock
 
@@ -77,7 +77,11 @@ class LocustRun:
         self._control = RunControl()
         self._offset_ns = time.time_ns() - time.monotonic_ns()
         self._ledger = Ledger(
-            run_id=f"locust-{os.getpid()}", worker="locust", epoch=0, spool=Unkept(), phase_of=lambda _: Phase.STEADY
+            run_id=f"locust-{os.getpid()}",
+            worker="locust",
+            epoch=0,
+            spool=Unkept(),
+            place_of=lambda _: Place(CHANNEL, Phase.STEADY),
         )
         self._ledger.listeners.append(self._fire)
         turns = TurnPlayer(self._ledger, offset_ns=self._offset_ns)
@@ -91,6 +95,11 @@ class LocustRun:
             if channel.api_key_env and not self._environ.get(channel.api_key_env):
                 raise UsageError(
                     f"the environment variable {channel.api_key_env} is not set", hint="export it with the key"
+                )
+            if workload.load is not None:
+                raise UsageError(
+                    f"the workload {workload.scenario!r} has a load of its own, which a locustfile can't give it",
+                    hint="Locust's -u and -r say how many users there are; loads and stages are `infersiege run`'s",
                 )
             plan = Plan(
                 run=Run(seed=self._seed, nonce=str(self._seed)),
@@ -123,7 +132,6 @@ class LocustRun:
             conversation.lines,
             session_id=f"{session_id}#{number}",
             scenario=part.workload.scenario,
-            stage=CHANNEL,
             channel=part.route.labels,
             due_ns=due_ns + self._offset_ns,
         )

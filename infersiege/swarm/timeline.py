@@ -1,22 +1,15 @@
-"""When a run warms up, measures and stops: one stage, in ns of one monotonic clock."""
+"""When each stage of a run warms up, measures and stops, in ns of one monotonic clock."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Self
 
 from infersiege.plan.schema import Plan
+from infersiege.plan.streams import Span, spans_of
 from infersiege.records import Phase
-
-STAGE = "main"
-"""Name of the only stage, until plans can have several."""
-
-
-def settling_ns(plan: Plan) -> int:
-    """From the first arrival to the steady phase: the warm-up, and in a closed loop at least the ramp, since a load
-    that is still being built up is not the load that was asked for."""
-    load = plan.load
-    return max(load.warmup_ns, load.ramp_ns) if load.mode == "closed" else load.warmup_ns
+from infersiege.swarm.ledger import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +18,38 @@ class Timeline:
 
     start_ns: int
     """First arrival due."""
-    steady_ns: int
-    """End of the warm-up."""
-    load_end_ns: int | None
-    """No arrival is due from here on; None: the run ends by work."""
+    spans: tuple[Span, ...]
+    """Offsets from `start_ns`."""
 
     @classmethod
     def of(cls, plan: Plan, *, start_ns: int) -> Self:
-        duration_ns = plan.run.duration_ns
-        return cls(
-            start_ns=start_ns,
-            steady_ns=start_ns + settling_ns(plan),
-            load_end_ns=None if duration_ns is None else start_ns + duration_ns,
-        )
+        return cls(start_ns, spans_of(plan))
 
-    def phase_of(self, at_ns: int) -> Phase:
-        """The phase in which something that was due at this instant belongs."""
-        if self.load_end_ns is not None and at_ns >= self.load_end_ns:
-            return Phase.DRAIN
-        return Phase.WARMUP if at_ns < self.steady_ns else Phase.STEADY
+    @property
+    def load_end_ns(self) -> int | None:
+        """No arrival is due from here on; None: the run ends by work."""
+        last_ns = self.spans[-1].load_end_ns
+        return None if last_ns is None else self.start_ns + last_ns
+
+    def number_of(self, at_ns: int) -> int:
+        """Number of the stage at an instant; a pause belongs to the stage before it, and to the first and the last one
+        what is before and after them."""
+        return max(0, bisect_right(self.spans, at_ns - self.start_ns, key=lambda span: span.start_ns) - 1)
+
+    def place_of(self, at_ns: int) -> Place:
+        """Stage and phase in which something that was due at this instant belongs."""
+        span, offset_ns = self.spans[self.number_of(at_ns)], at_ns - self.start_ns
+        if span.load_end_ns is not None and offset_ns >= span.load_end_ns:
+            return Place(span.name, Phase.DRAIN)
+        return Place(span.name, Phase.WARMUP if offset_ns < span.steady_ns else Phase.STEADY)
+
+    def stage_at(self, at_ns: int) -> str:
+        """Name of the stage at an instant."""
+        return self.spans[self.number_of(at_ns)].name
+
+    def ends_at(self, at_ns: int) -> int | None:
+        """When a session that arrives at this instant must end, since a pause follows its stage; None: with the run."""
+        for span in self.spans[self.number_of(at_ns) :]:
+            if span.paused_after and span.load_end_ns is not None:
+                return self.start_ns + span.load_end_ns
+        return None

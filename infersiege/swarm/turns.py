@@ -50,6 +50,8 @@ class TurnPlayer:
         self.ledger = ledger
         self.offset_ns = offset_ns
         self.in_flight: dict[Exchange, Answer] = {}
+        self._until: dict[Exchange, int] = {}
+        """When the time of what is in flight ends (monotonic), where that is before the run does."""
         self._closed_chunks = 0
 
     @property
@@ -77,6 +79,8 @@ class TurnPlayer:
         answer = Answer(route.dialect.decoder(), epoch_offset_ns=self.offset_ns)
         exchange = client.start(request, answer, route.deadlines)
         self.in_flight[exchange] = answer
+        if session.until_ns is not None:
+            self._until[exchange] = session.until_ns
         route.watch.begin(answer, time.monotonic_ns())
         killed: BaseException | None = None
         try:
@@ -85,6 +89,7 @@ class TurnPlayer:
             exchange.abort("the session was stopped")
             killed = error
         del self.in_flight[exchange]
+        self._until.pop(exchange, None)
         route.watch.end(answer)
         self._closed_chunks += answer.chunks
         result = exchange.result()
@@ -97,6 +102,12 @@ class TurnPlayer:
         """Cancel what is in flight; each waiting session wakes and writes its record."""
         for exchange in list(self.in_flight):
             exchange.abort(detail)
+
+    def abort_over(self, now_ns: int, detail: str) -> None:
+        """Cancel turns of sessions whose time is over."""
+        for exchange, until_ns in list(self._until.items()):
+            if until_ns <= now_ns:
+                exchange.abort(detail)
 
     def _record(
         self,
@@ -155,7 +166,7 @@ class TurnPlayer:
 
     def _labels(self, session: OpenSession, turn: PreparedTurn, leg: Leg) -> dict[str, Any]:
         """Columns that are known before the turn is sent."""
-        route = leg.route
+        route, place = leg.route, self.ledger.place_of(session.due_ns)
         return {
             "run_id": self.ledger.run_id,
             "worker": self.ledger.worker,
@@ -164,8 +175,8 @@ class TurnPlayer:
             "turn": turn.index,
             "parent_turn": turn.parent,
             "scenario": session.scenario,
-            "stage": session.stage,
-            "phase": self.ledger.phase_of(session.due_ns),
+            "stage": place.stage,
+            "phase": place.phase,
             "channel": route.labels.name,
             "engine": route.labels.engine,
             "dialect": route.labels.dialect,

@@ -7,7 +7,7 @@ again replaces what was there: each `tick` gives the seconds that changed, whole
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -16,7 +16,7 @@ from infersiege_agents.points import Point
 
 from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.metrics.histogram import percentiles
-from infersiege.plan.load_schema import Load
+from infersiege.plan.streams import Stream
 from infersiege.records import Report, WindowRow
 from infersiege.telemetry.points import ALL, NS_PER_MS, SECOND_NS, Fields, tag_of
 
@@ -343,9 +343,9 @@ def _error_point(run: str, series: Series, error_class: str, second: int, count:
 class LiveGauges:
     """The whole run at this moment, from the workers' latest reports; counts are since the last point."""
 
-    def __init__(self, run: str, load: Load) -> None:
+    def __init__(self, run: str, streams: Sequence[Stream]) -> None:
         self._run = run
-        self._load = load
+        self._streams = streams
         self._latest: dict[str, Report] = {}
         self._since: dict[str, int] = dict.fromkeys(("started", "closed", "failed", "chunks"), 0)
         self._at_ns: int | None = None
@@ -366,7 +366,7 @@ class LiveGauges:
 
     def point(self, at_ns: int, *, elapsed_ns: int | None, alive: int, expected: int) -> Point:
         """`elapsed_ns`: since the first arrival was due; None: the load has ended."""
-        users, rate = asked(self._load, elapsed_ns)
+        users, rate = asked(self._streams, elapsed_ns)
         fields: Fields = {
             "users_asked": users,
             "rate_asked": rate,
@@ -382,15 +382,13 @@ class LiveGauges:
         return Point(measurements.LIVE.name, {"run": self._run}, fields, at_ns)
 
 
-def asked(load: Load, elapsed_ns: int | None) -> tuple[int | None, float | None]:
-    """(sessions at a time, sessions per second) that the plan asks for at this moment; 0 before and after the load.
+def asked(streams: Iterable[Stream], elapsed_ns: int | None) -> tuple[int | None, float | None]:
+    """(sessions at a time, sessions per second) that the plan asks for at this moment, over all its loads; 0 before and
+    after the load.
 
-    None: it does not ask for such a thing. A closed loop's user u of n starts at u / n of the ramp.
+    None: it does not ask for such a thing.
     """
-    before_or_after = elapsed_ns is None or elapsed_ns < 0
-    if load.mode != "closed":
-        return None, 0.0 if before_or_after and load.rate is not None else load.rate
-    if load.users is None or elapsed_ns is None or before_or_after:
-        return 0 if load.users is not None else None, None
-    ramped = load.users if load.ramp_ns <= 0 else elapsed_ns * load.users // load.ramp_ns + 1
-    return min(load.users, ramped), None
+    at_ns = -1 if elapsed_ns is None else elapsed_ns
+    users = [found for stream in streams if (found := stream.users_at(at_ns)) is not None]
+    rates = [rate for stream in streams if (rate := stream.rate_at(at_ns)) is not None]
+    return sum(users) if users else None, sum(rates) if rates else None

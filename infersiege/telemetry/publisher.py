@@ -18,6 +18,7 @@ from infersiege_agents.points import Point
 
 from infersiege.errors import UsageError
 from infersiege.plan.schema import Plan
+from infersiege.plan.streams import streams_of
 from infersiege.records import EventRow, Report, TelemetryAccount, TurnRecord, WindowRow
 from infersiege.report.rebuild import Rebuilt
 from infersiege.rundir import PlanFile
@@ -120,7 +121,7 @@ class Publisher:
         self._began_s = self._clock()
         steady_ns = file.stages[0].steady_started_ns if file.stages else file.started_ns
         self._live = WindowPoints(self._run, started_ns=file.started_ns, steady_ns=steady_ns)
-        self._gauges = LiveGauges(self._run, self._plan.load)
+        self._gauges = LiveGauges(self._run, streams_of(self._plan))
         self._put([start_point(file)])
         early, self._early = self._early, []
         for event in early:
