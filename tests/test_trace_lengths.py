@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from infersiege.errors import TraceError
 from infersiege.records import BlockText, Session, Turn
 from infersiege.traces import Conversation, Synthesizer, Trace, describe, normal, open_trace
-from infersiege.traces.azure import stamp_ns
 from infersiege.traces.row_groups import grouped
 from infersiege.traces.source import Row
+from infersiege.traces.stamps import stamp_ns
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 
@@ -150,7 +150,7 @@ def test_azure_lengths_are_scaled_once(tmp_path):
     [
         (AZURE, ["2023-11-16 18:15:46,374"], "a.csv:2: has 2 columns, 3 are wanted"),
         (AZURE, ["2023-11-16 18:15:46,374,44,1"], "a.csv:2: has 4 columns"),
-        (AZURE, ["yesterday,374,44"], "a.csv:2: 'yesterday' is no timestamp"),
+        (AZURE, ["yesterday,374,44"], "a.csv:2: TIMESTAMP is a string of 9 characters that is no date"),
         (AZURE, ["2023-11-16 18:15:46,many,44"], "a.csv:2: ContextTokens is 'many', a whole number"),
         (AZURE, ["2023-11-16 18:15:46,1.5,44"], "a.csv:2: ContextTokens is '1.5', a whole number"),
         (AZURE, ["2023-11-16 18:15:46,-3,44"], "a.csv:2: ContextTokens is '-3', a whole number"),

@@ -14,17 +14,14 @@ import msgspec
 
 from infersiege.errors import TraceError
 from infersiege.records import Message, Session, Turn
-from infersiege.traces.azure import stamp_ns
 from infersiege.traces.chat import UnsendableError, check_messages
 from infersiege.traces.derived_tools import CalledTools
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.source import Row, Source
+from infersiege.traces.stamps import DATE_HINT, FARTHEST_NS, stamp_ns
 from infersiege.traces.trace import ReadOptions, Tally, check_span
 from infersiege.traces.values import check_tokens
-
-_FARTHEST_NS = 9 * 10**18
-"""From the Unix epoch (the year 2255): more does not fit the index of a trace."""
 
 _SUFFIXES = frozenset({".gz", ".zst", ".json", ".jsonl", ".traj"})
 
@@ -225,13 +222,13 @@ def instant_ns(value: object, key: str, place: str) -> int | None:
         return seconds_ns(value, key, place)
     try:
         at_ns = stamp_ns(value)
-        if not 0 <= at_ns < _FARTHEST_NS:
+        if not 0 <= at_ns < FARTHEST_NS:
             raise ValueError
         return at_ns
     except ValueError:
         raise TraceError(
             f"{place}: {key} is a string of {len(value)} characters that is no date of our time",
-            hint="a date is like 2026-01-31T12:00:00.5Z; without an offset it is UTC",
+            hint=DATE_HINT,
         ) from None
 
 
