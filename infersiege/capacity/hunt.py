@@ -21,7 +21,7 @@ from infersiege.capacity.search import (
     usual_probes,
 )
 from infersiege.capacity.state import CAPACITY, CapacityState, Identity, Probe, check_same, identity_of, load, save
-from infersiege.errors import ExitCode, UsageError
+from infersiege.errors import ExitCode, InternalError, UsageError
 from infersiege.plan import Plan, Slo
 from infersiege.report.load_curve import knee_of
 from infersiege.rundir import PlanFile
@@ -139,6 +139,8 @@ def hunt(state: CapacityState, plan: Plan, settings: Settings, interruption: Int
             raise Interrupted
         ran = run_probe(settings, probe, state.unit, (), pages, interruption)
         ended = ran.probe
+        if ran.interrupted:  # by somebody else's signal: it is no probe of this length
+            raise InternalError(f"{probe.directory}: the run was interrupted", hint="the same command goes on")
         if ended.judged is Judged.NO_DATA and ended.duration_ns >= LONGEST_FACTOR * state.probe_duration_ns:
             ended = msgspec.structs.replace(ended, hopeless=True)
         state = msgspec.structs.replace(_with(before, ended), identity=same_traces(before.identity, ran.file))
@@ -176,7 +178,7 @@ def begins(probe: Probe, state: CapacityState) -> str:
 
 def ended_line(probe: Probe, unit: str) -> str:
     """One line after it."""
-    verdict = "" if probe.judged is None else probe.judged.value.upper()
+    verdict = "NO RUN" if probe.judged is None else probe.judged.value.upper()
     dirty = " [started dirty: the target was not idle]" if probe.idle is not None and probe.idle.dirty else ""
     longer = "; made again, longer" if probe.judged is Judged.NO_DATA and not probe.hopeless else ""
     return f"  {verdict} at {written(probe.load, unit)}: {probe.why}{longer}{dirty}"

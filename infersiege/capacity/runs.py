@@ -24,9 +24,6 @@ from infersiege.report.load_curve import point_of
 from infersiege.report.numbers import printable
 from infersiege.rundir import PlanFile, RunDirectory, slug
 
-_OF_WHOLE_RUNS = (ExitCode.PASS, ExitCode.RULE_FAILED, ExitCode.INVALID_RUN, ExitCode.NO_DATA)
-"""Exit codes of runs that ended by themselves."""
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -90,6 +87,7 @@ class Ran(NamedTuple):
     probe: Probe
     file: PlanFile
     """plan.json of its run."""
+    interrupted: bool
 
 
 def name_of(number: int, load: float, unit: str, channel: str | None = None) -> str:
@@ -133,10 +131,17 @@ def run_probe(
         command += ["--set", change]
     log = path.with_name(f"{path.name}.log")
     code = _execute(command, log, settings.environ, interruption)
-    if interruption.asked() and code not in _OF_WHOLE_RUNS:
-        raise Interrupted
     ended = msgspec.structs.replace(probe, ended=True, exit_code=code, idle=idle)
-    return _judged(ended, path, log, settings.slos)
+    if not interruption.asked():
+        return _judged(ended, path, log, settings.slos)
+    # The run may have been over when the signal came: then it is a whole one. Else nothing of it is used.
+    try:
+        ran = _judged(ended, path, log, settings.slos)
+    except InfersiegeError:
+        raise Interrupted from None
+    if ran.interrupted:
+        raise Interrupted
+    return ran
 
 
 def _execute(command: list[str], log: Path, environ: Mapping[str, str], interruption: Interruption) -> int:
@@ -171,7 +176,7 @@ def _judged(probe: Probe, path: Path, log: Path, slos: Sequence[Slo]) -> Ran:
         file, summary = run.read_plan(), run.read_summary()
     except RunDirectoryError as error:
         raise _why_not_begun(probe, log, error) from None
-    if probe.exit_code in (ExitCode.INTERNAL, ExitCode.INTERRUPTED) or summary.internal_faults:
+    if probe.exit_code == ExitCode.INTERNAL or summary.internal_faults:
         raise InternalError(f"{path}: the run ended with code {probe.exit_code}: {_last_error(log) or f'see {log}'}")
     found = judge_probe(summary, slos, run.read_turns)
     longer_ns = None
@@ -187,7 +192,7 @@ def _judged(probe: Probe, path: Path, log: Path, slos: Sequence[Slo]) -> Ran:
         hopeless=found.judged is Judged.NO_DATA and longer_ns is None,
         emulated=summary.emulated,
     )
-    return Ran(probe, file)
+    return Ran(probe, file, summary.interrupted)
 
 
 def _why_not_begun(probe: Probe, log: Path, error: RunDirectoryError) -> InfersiegeError:

@@ -80,7 +80,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
             found.append(f"the resolution ({self.resolution:g}) must lie between 0.005 and 1")
         if self.repeats < 1 or self.repeats % 2 == 0 or self.repeats > 99:
             found.append(f"repeats ({self.repeats}) must be an odd number from 1 to 99, so that there is a majority")
-        if self.whole and any(load != int(load) for load in (self.start, self.lowest, self.highest)):
+        if self.whole and any(load % 1 != 0 for load in (self.start, self.lowest, self.highest)):
             found.append("users are whole numbers")
         return found
 

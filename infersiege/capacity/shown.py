@@ -100,7 +100,7 @@ def _sweep_cells(state: SweepState) -> tuple[list[str], list[list[str]]]:
     headers = ["engine", "channel", state.unit, *(f"{one.title} ({one.unit})" for one in PUBLISHED), "note"]
     rows = []
     for probe in state.probes:
-        engine = state.engines.get(probe.channel or "", ABSENT)
+        engine = printable(state.engines.get(probe.channel or "", ABSENT))
         figures = (ABSENT if probe.point is None else one.how(getattr(probe.point, one.field)) for one in PUBLISHED)
         rows.append([engine, printable(probe.channel or "as planned"), f"{probe.load:g}", *figures, _note(probe)])
     return headers, rows
@@ -112,7 +112,7 @@ def _note(probe: Probe) -> str:
         return "not ended"
     notes = ["EMULATED"] if probe.emulated else []
     if probe.point is None:
-        notes.append(f"no run: {printable(probe.why)}")
+        notes.append("no run")
     elif probe.judged is not None and probe.judged.value != "pass":
         notes.append(probe.judged.value)
     notes += ["started dirty"] if probe.idle is not None and probe.idle.dirty else []

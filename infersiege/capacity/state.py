@@ -91,7 +91,7 @@ class SweepState(msgspec.Struct, frozen=True, kw_only=True):
     channels: tuple[str, ...]
     """Empty: each workload goes where the plan says."""
     engines: dict[str, str] = {}
-    """Channel -> engine and model."""
+    """Channel (or an empty name: all that the plan uses) -> engine and, where it tells, its version."""
     probe_duration_ns: int
     probes: tuple[Probe, ...] = ()
     knees: dict[str, float] = {}

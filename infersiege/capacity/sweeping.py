@@ -11,21 +11,47 @@ from infersiege.capacity.hunt import Say, ended_line, same_traces, written
 from infersiege.capacity.idle import pages_of
 from infersiege.capacity.runs import Interrupted, Interruption, Settings, name_of, run_probe
 from infersiege.capacity.search import Judged
-from infersiege.capacity.state import SWEEP, Identity, Probe, SweepState, check_same, identity_of, load, save
-from infersiege.errors import ExitCode, TargetError, UsageError, strongest
+from infersiege.capacity.state import SWEEP, Probe, SweepState, check_same, identity_of, load, save
+from infersiege.errors import ExitCode, InternalError, TargetError, UsageError, strongest
 from infersiege.plan import Plan
 from infersiege.report.load_curve import knee_of
 
 
 def channels_of(plan: Plan, wanted: Sequence[str], *, every: bool) -> tuple[str, ...]:
-    """The channels of a sweep; empty: each workload goes where the plan says. Raises UsageError for one that isn't."""
+    """The channels of a sweep; empty: each workload goes where the plan says.
+
+    Raises UsageError for a channel that isn't in the plan, and for a rule that is about one channel only: everything
+    goes to one after the other, and the rule could be judged on none of the others.
+    """
     known = (*plan.channels, *plan.hybrids)
-    if every:
-        return tuple(plan.channels)
     for name in wanted:
         if name not in known:
             raise UsageError(f"--channel {name}: the plan has no such channel", hint=f"there are: {', '.join(known)}")
-    return tuple(dict.fromkeys(wanted))
+    chosen = tuple(plan.channels) if every else tuple(dict.fromkeys(wanted))
+    for place, slo in enumerate(plan.slos):
+        if chosen and slo.channel is not None:
+            raise UsageError(
+                f"sweep: slo.{place} is about channel {slo.channel} only, and a sweep over channels sends all to "
+                "one after the other",
+                hint=f"take it out: --set slo.{place}.channel=",
+            )
+    return chosen
+
+
+def only_to(plan: Plan, channel: str) -> list[str]:
+    """Overrides that send every workload to one channel, and leave out those that nothing goes to any more.
+
+    A target of these that is down is no reason not to measure this one.
+    """
+    parts = {part.channel for part in plan.hybrids[channel].parts} if channel in plan.hybrids else set()
+    unused = [name for name in (*plan.channels, *plan.hybrids) if name != channel and name not in parts]
+    more = [f"channel.{_quoted(name)}=" for name in unused]
+    return more + [f"workload.{place}.channel={_quoted(channel)}" for place in range(len(plan.workloads))]
+
+
+def _quoted(name: str) -> str:
+    """As a key and as a value of TOML."""
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def begun(
@@ -38,20 +64,14 @@ def begun(
         identity=identity_of(plan),
         loads=tuple(loads),
         channels=tuple(channels),
-        engines=_engines(plan),
+        engines={name: one.engine for name, one in plan.channels.items()},
         probe_duration_ns=duration_ns,
     )
     found = load(folder, SWEEP, SweepState)
     if found is None:
         return fresh
     check_same(folder / SWEEP, found.identity, fresh.identity)
-    return msgspec.structs.replace(fresh, identity=found.identity, probes=found.probes)
-
-
-def _engines(plan: Plan) -> dict[str, str]:
-    """Channel -> engine and model; the only one of a plan also under no name."""
-    engines = {name: f"{one.engine} · {one.model}" for name, one in plan.channels.items()}
-    return engines if len(engines) > 1 else {**engines, "": next(iter(engines.values()))}
+    return msgspec.structs.replace(fresh, identity=found.identity, probes=found.probes, engines=found.engines)
 
 
 def left(state: SweepState) -> list[tuple[str | None, float]]:
@@ -86,10 +106,9 @@ def sweep(state: SweepState, plan: Plan, settings: Settings, interruption: Inter
         say(f"run {place} of {len(again)}: {written(at, state.unit)}{where} for {probe.duration_ns / 1e9:g} s")
         if interruption.asked():
             raise Interrupted
-        probe, identity = _run(probe, before.identity, plan, settings, interruption, state.unit)
-        state = msgspec.structs.replace(before, identity=identity, probes=(*before.probes, probe))
+        state = _after(before, probe, plan, settings, interruption)
         save(settings.folder, SWEEP, state)
-        say(ended_line(probe, state.unit))
+        say(ended_line(state.probes[-1], state.unit))
     state = msgspec.structs.replace(state, knees=_knees(state))
     save(settings.folder, SWEEP, state)
     return state
@@ -101,20 +120,26 @@ def _used(folder: Path) -> list[int]:
     return [int(parts[1]) for parts in names if len(parts) > 1 and parts[1].isdecimal()]
 
 
-def _run(
-    probe: Probe, identity: Identity, plan: Plan, settings: Settings, interruption: Interruption, unit: str
-) -> tuple[Probe, Identity]:
-    """The probe with what came of it."""
-    more: list[str] = []
-    channels = plan.channels
-    if probe.channel is not None:
-        more = [f"workload.{place}.channel={probe.channel}" for place in range(len(plan.workloads))]
-        channels = {name: one for name, one in plan.channels.items() if name == probe.channel} or plan.channels
+def _after(state: SweepState, probe: Probe, plan: Plan, settings: Settings, interruption: Interruption) -> SweepState:
+    """The sweep with this probe and what came of it."""
+    channel = probe.channel
+    more = [] if channel is None else only_to(plan, channel)
+    channels = {name: one for name, one in plan.channels.items() if name == channel} or plan.channels
     try:
-        ran = run_probe(settings, probe, unit, more, pages_of(channels, settings.environ), interruption)
+        ran = run_probe(settings, probe, state.unit, more, pages_of(channels, settings.environ), interruption)
     except TargetError as error:
-        return msgspec.structs.replace(probe, ended=True, exit_code=int(ExitCode.TARGET), why=str(error)), identity
-    return ran.probe, same_traces(identity, ran.file)
+        probe = msgspec.structs.replace(probe, ended=True, exit_code=int(ExitCode.TARGET), why=str(error))
+        return msgspec.structs.replace(state, probes=(*state.probes, probe))
+    if ran.interrupted:
+        raise InternalError(f"{probe.directory}: the run was interrupted", hint="the same command goes on")
+    engines = {name: " ".join(filter(None, (one.engine, one.version))) for name, one in ran.file.channels.items()}
+    engines[channel or ""] = " + ".join(dict.fromkeys(engines.values()))
+    return msgspec.structs.replace(
+        state,
+        identity=same_traces(state.identity, ran.file),
+        probes=(*state.probes, ran.probe),
+        engines={**state.engines, **engines},
+    )
 
 
 def _knees(state: SweepState) -> dict[str, float]:

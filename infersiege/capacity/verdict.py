@@ -44,7 +44,7 @@ def judge_probe(summary: Summary, slos: Sequence[Slo], turns: Turns) -> Judgemen
     missing = [rule for rule in counting if rule.verdict is not Verdict.PASS]
     if not missing:
         return Judgement(
-            Judged.PASS, "; ".join(_said(rule) for rule in counting if not rule.built_in) or "every rule holds"
+            Judged.PASS, "; ".join(_said(rule) for rule in counting if not rule.built_in) or "the plan has no rule"
         )
     planned = [rule for rule in summary.rules if not rule.built_in]
     for rule, slo in zip(planned, slos, strict=True):
@@ -52,7 +52,9 @@ def judge_probe(summary: Summary, slos: Sequence[Slo], turns: Turns) -> Judgemen
             past, of = past_limit(slo, turns())
             if past:
                 return Judgement(Judged.FAIL, f"{rule.name}: {past} of {of} turns were past it, cut ones included")
-    factors = [_factor(rule, slo_of) for rule in missing for slo_of in (_slo_of(rule, planned, slos),)]
+    factors = [
+        _factor(rule, None if rule.built_in else slos[planned.index(rule)], cut=_cut(summary, rule)) for rule in missing
+    ]
     needed = [factor for factor in factors if factor is not None]
     why = "; ".join(f"{rule.name}: {rule.detail}" for rule in missing)
     return Judgement(Judged.NO_DATA, why, max(needed) if len(needed) == len(factors) else None)
@@ -62,15 +64,11 @@ def _said(rule: RuleResult) -> str:
     return f"{rule.name}: {figure(rule.value, rule.unit)}"
 
 
-def _slo_of(rule: RuleResult, planned: Sequence[RuleResult], slos: Sequence[Slo]) -> Slo | None:
-    return None if rule.built_in else slos[planned.index(rule)]
-
-
 def _cut(summary: Summary, rule: RuleResult) -> bool:
-    """Its percentile is hidden by cut turns."""
+    """Turns of what it is about were cut, which may hide its percentile."""
     cut = (rule.scenario, rule.channel, rule.stage)
     group = next((one for one in summary.groups if (one.scenario, one.channel, one.stage) == cut), None)
-    return group is not None and group.counts.cancelled > 0 and METRICS[rule.metric].per_turn is not None
+    return group is not None and group.counts.cancelled > 0 and rule.metric in METRICS and bool(rule.stat)
 
 
 def past_limit(slo: Slo, turns: Iterable[TurnRecord]) -> tuple[int, int]:
@@ -99,8 +97,11 @@ def past_limit(slo: Slo, turns: Iterable[TurnRecord]) -> tuple[int, int]:
     return (past if proven else 0), total
 
 
-def _factor(rule: RuleResult, slo: Slo | None) -> float | None:
-    """How many times as many turns the rule needs; None: what it lacks is not turns."""
+def _factor(rule: RuleResult, slo: Slo | None, *, cut: bool) -> float | None:
+    """How many times as many turns the rule needs; None: what it lacks is not turns.
+
+    Turns are cut at the end of a run, so that their share gets smaller the longer it is.
+    """
     n = rule.n or 0
     if rule.built_in:
         return 2.0
@@ -110,7 +111,7 @@ def _factor(rule: RuleResult, slo: Slo | None) -> float | None:
     floor = stat.floor if stat is not None else 1
     needed = max(slo.min_samples or floor, floor)
     if n >= needed:
-        return None
+        return 2.0 if cut else None
     if n == 0:
         return 2.0
     return max(1.5, math.ceil(10 * SPARE * needed / n) / 10)

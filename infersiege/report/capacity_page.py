@@ -131,9 +131,9 @@ def _chart(
     layout = layout_of(unit, shapes=_shapes(page), annotations=_annotations(page))
     layout["xaxis"] = {"title": {"text": page.unit}, "rangemode": "tozero", "zeroline": False}
     layout["margin"]["t"] = 28
-    if cap is not None:
-        top = max((value for trace in data for value in trace["y"]), default=0.0)
-        layout["yaxis"]["range"] = [0, min(cap * 1.02, max(1.15 * top, 0.02))]
+    # Room above the lines for the words of what is marked.
+    top = 1.18 * max((value for trace in data for value in trace["y"]), default=0.0)
+    layout["yaxis"]["range"] = [0, (top or 1) if cap is None else min(cap * 1.1, max(top, 0.02))]
     return Chart(
         key=key,
         title=title,

@@ -1,0 +1,135 @@
+"""`infersiege capacity` and `sweep` as a user starts them, on an engine whose limit can be computed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from siege import Siege, plan_text
+
+from infersiege.capacity.search import Judged, Outcome
+from infersiege.capacity.state import CapacityState, SweepState
+from infersiege.emulator.process import EmulatorProcess
+from infersiege.rundir import RunDirectory
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+SEATS, TOKENS, STEP_MS = 8, 10, 20
+MOST_WAIT_MS = 110
+"""All answers take TOKENS steps: N users on SEATS seats make a round of N / SEATS such times, and the first token comes
+after the wait and one or two steps more. From 12 users on, half of the waits are (12/8 - 1) * 200 = 100 ms or longer,
+and their first tokens at 120 ms or later; at 11 they are 75 + 20 to 35."""
+
+
+@pytest.fixture
+def emulator() -> Iterator[EmulatorProcess]:
+    options = ["--max-num-seqs", SEATS, "--step-base-ms", STEP_MS, "--step-per-sequence-ms", 0]
+    options += ["--output-tokens", TOKENS, "--prefill-rate", 1_000_000, "--no-prefix-caching"]
+    with EmulatorProcess(*map(str, options)) as process:
+        yield process
+
+
+def plan_for(emulator: EmulatorProcess, *, users: int) -> str:
+    return plan_text(
+        emulator.base_url,
+        run='duration = "2s"',
+        load=f'mode = "closed"\nusers = {users}\nramp = "400ms"\ndrain = "5s"',
+        more=f'[[slo]]\nmetric = "ttft"\nstat = "p50"\nmax = "{MOST_WAIT_MS}ms"',
+    )
+
+
+def command(plan: Path, out: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "infersiege", "capacity", str(plan), "--out", str(out), *options]
+
+
+def state_in(folder: Path) -> CapacityState:
+    return msgspec.json.decode((folder / "capacity.json").read_bytes(), type=CapacityState)
+
+
+def test_the_emulators_limit_is_found_within_ten_percent(siege: Siege, emulator: EmulatorProcess) -> None:
+    plan, out = siege.folder / "plan.toml", siege.folder / "capacity"
+    plan.write_text(plan_for(emulator, users=8), encoding="utf-8")
+    code, said = siege.command(
+        *command(plan, out, "--highest", "16", "--repeats", "1", "--resolution", "20")[3:], within_s=110
+    )
+    state = state_in(out)
+    found = state.finding
+    assert found is not None, said
+    if found.outcome is Outcome.INVALID:
+        pytest.skip(f"this machine was too busy for its own client: {said}")
+    assert code == 0 and found.outcome is Outcome.FOUND, said
+    assert found.passes in (10, 11) and found.fails in (12, 13), said
+    assert len(state.probes) <= state.usual_probes + 1
+    nonces, starts = set(), []
+    for probe in state.probes:
+        run = RunDirectory.open(out / probe.directory)
+        assert run.report_path.exists() and probe.ended
+        assert probe.idle is not None and (probe.idle.by, probe.idle.dirty) == ("gauges", False), "each began idle"
+        nonces.add(run.read_plan().nonce)
+        starts.append(run.read_plan().started_ns)
+    assert len(nonces) == len(state.probes), "fresh salts for each probe"
+    assert "EMULATED" in said and f"capacity: {found.passes:.0f} users" in said
+    assert (out / "capacity.html").stat().st_size > 100_000
+    # All is there already: the same command answers at once, without a run.
+    begun = time.monotonic()
+    again, said = siege.command(*command(plan, out, "--highest", "16", "--repeats", "1", "--resolution", "20")[3:])
+    assert again == 0 and "capacity:" in said and state_in(out).probes == state.probes
+    assert time.monotonic() - begun < 8
+
+
+def test_a_search_that_was_stopped_goes_on(siege: Siege, emulator: EmulatorProcess) -> None:
+    plan, out = siege.folder / "plan.toml", siege.folder / "capacity"
+    plan.write_text(plan_for(emulator, users=2), encoding="utf-8")
+    options = ("--highest", "4", "--repeats", "1")
+    process = subprocess.Popen(
+        command(plan, out, *options), env=siege.environment, start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        # In the middle of the second probe: its run has begun.
+        while not list(out.glob("probe-002-*/turns.jsonl")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(30) == 130
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    before = state_in(out)
+    assert [probe.ended for probe in before.probes] == [True, False] and before.finding is None
+    code, said = siege.command(*command(plan, out, *options)[3:])
+    after = state_in(out)
+    assert after.probes[:2] == before.probes, "what was found stays"
+    assert [probe.number for probe in after.probes] == [1, 2, 3]
+    if after.probes[-1].judged is not Judged.INVALID:
+        assert code == 0 and after.finding is not None and after.finding.outcome is Outcome.AT_LEAST, said
+
+
+def test_a_sweep_over_channels_one_of_which_is_down(siege: Siege, emulator: EmulatorProcess) -> None:
+    text = plan_for(emulator, users=2).replace("[[workload]]", '[[workload]]\nchannel = "target"')
+    text += '\n[channel.down]\nengine = "sglang"\nbase_url = "http://127.0.0.1:9"\nmodel = "m"\n'
+    text += "\n[telemetry]\nengine_metrics = true\n"
+    plan, out = siege.folder / "plan.toml", siege.folder / "sweep"
+    plan.write_text(text, encoding="utf-8")
+    code, said = siege.command("sweep", str(plan), "--users", "2,4", "--all-channels", "--out", str(out))
+    assert code == 4, said
+    state = msgspec.json.decode((out / "sweep.json").read_bytes(), type=SweepState)
+    points = {(probe.channel, probe.load): probe.point for probe in state.probes}
+    assert list(points) == [("target", 2), ("down", 2), ("target", 4), ("down", 4)]
+    assert points["down", 2] is None and points["down", 4] is None
+    two, four = points["target", 2], points["target", 4]
+    assert two is not None and four is not None
+    assert two.throughput is not None and four.throughput is not None
+    assert four.throughput > 1.5 * two.throughput, "seats are free: twice the users, twice the tokens"
+    assert two.kv_use_peak is not None, "the engine was watched"
+    table = (out / "sweep.md").read_text(encoding="utf-8").splitlines()
+    assert len(table) == 6 and "nothing listens" in said
+    assert sum("no run" in line for line in table) == 2
