@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -86,6 +87,8 @@ def keep(found: Calibration, environ: Mapping[str, str]) -> Path:
         part.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
         part.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):  # already telling of the same directory
+            part.unlink(missing_ok=True)
         raise UsageError(
             f"{path}: can't be written: {(error.strerror or str(error)).lower()}", hint="set XDG_STATE_HOME to another"
         ) from None

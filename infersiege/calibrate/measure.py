@@ -17,7 +17,7 @@ INTERVAL_NS = 50_000_000
 """Of the tokens of one stream: 20 per second."""
 ANSWER_TOKENS = 100
 STEPS = (64, 256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144)
-QUICK_STEPS = (256, 1024, 1536, 2048, 2560, 3072)
+QUICK_STEPS = (64, 256, 1024, 1536, 2048, 2560, 3072)
 USERS = 16
 """In a closed loop of short answers: enough that the client never waits for the server."""
 TIME_S, QUICK_TIME_S = 55.0, 13.5
@@ -84,7 +84,7 @@ def _climbed(steps: tuple[int, ...], probe: Callable[[int], Probe]) -> tuple[Pro
         return found
 
     try:
-        return climb(steps, watched)
+        return climb(steps, watched, again=2)
     except _OutOfTimeError:
         return (good[-1] if good else None), "time"
 

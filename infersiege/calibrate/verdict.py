@@ -69,7 +69,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 def climb(steps: Sequence[int], probe: Callable[[int], Probe], *, again: int = 1) -> tuple[Probe | None, str]:
     """Load after load until one fails `1 + again` times in a row. (The last good probe or None, what ended it).
 
-    Once more, because a neighbour on the machine spoils a probe of two seconds easily.
+    Again, because a neighbour on the machine spoils a probe of two seconds easily.
     """
     good: Probe | None = None
     for users in steps:

@@ -194,7 +194,7 @@ def _over(seen: ClientSummary, part: float) -> list[str]:
     busy = seen.busy_seconds >= 2 and seen.busy_seconds > part * BUSY_SHARE * seen.seconds
     if busy and (lag_ms > part * BUSY_LATE_MS or late_ms > part * BUSY_LATE_MS):
         late = f"its event loop {lag_ms} ms late" if lag_ms > part * BUSY_LATE_MS else f"requests {late_ms:.0f} ms late"
-        found.append(f"it needed a whole core in {seen.busy_seconds} of {seen.seconds} s, and was {late} (p99)")
+        found.append(f"it needed a whole core in {seen.busy_seconds} of {seen.seconds} s, with {late} (p99)")
     return found
 
 

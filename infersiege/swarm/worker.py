@@ -339,6 +339,7 @@ class Worker:
         share, spool = self.share, self._spool
         if share is None or spool is None:
             return
+        self._report()  # what the end costs is none of the load's seconds
         users = self._runner.user_greenlets
         while len(users) and not self._over():
             users.join(timeout=0.05)
