@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from records_sample import RUN_ID, SECOND, START_NS, plan, records, write_run
+from records_sample import RUN_ID, SECOND, STAGE, START_NS, plan, records, write_run
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -187,7 +187,8 @@ def test_no_digit_is_lost_in_a_narrow_terminal(found: Rebuilt, width: int, make_
     assert max(map(len, text.splitlines())) <= width, text
     head = text.split("Failed turns")[0].split("Latency of ok", 1)[1]
     wide = to_text(summary, width=400, examples=found.examples).split("Failed turns")[0].split("Latency of ok")[1]
-    assert figures_of(head) == figures_of(wide), text
+    # The stage's name has a figure, and stands in each part of a table.
+    assert figures_of(head.replace(STAGE, "")) == figures_of(wide.replace(STAGE, "")), text
     assert "…" not in head
     flowing = " ".join(text.split())
     for rule in summary.rules:
@@ -716,7 +717,7 @@ def test_events_are_shown_in_words_and_documented(tmp_path: Path, sample: list[T
     root = Path(__file__).parents[1]
     written = set()
     for path in (root / "infersiege" / "swarm").glob("*.py"):
-        written |= set(re.findall(r'\bnote\("(\w+)"', path.read_text("utf-8")))
+        written |= set(re.findall(r'\b(?:note\(|StageEvent\([^"]*?)"(\w+)"', path.read_text("utf-8")))
     assert written == set(EVENT_WORDS)
     table = (root / "docs" / "rundir.md").read_text("utf-8").split("## Events")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == written

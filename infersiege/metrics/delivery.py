@@ -36,6 +36,8 @@ class Delivered:
     """Mean sessions alive, or arrivals begun in time."""
     expected: float | None = None
     """Open: arrivals that the rate and the window's length make."""
+    follows_more: bool = False
+    """Closed: the stage before asked for more users, whose last turns may still be open."""
 
 
 def instants(columns: Iterable[array[int]]) -> Instants:
@@ -104,7 +106,8 @@ def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> D
         alive = (users_alive(flows, (window,)) or 0.0) + _switching(flows, window)
         # When everything fails at once, the time between two attempts is most of a user's life, and no fault of ours.
         dead = collector.outcomes[Outcome.FAILED] > 0 and not collector.outcomes[Outcome.OK]
-        return Delivered(load, window, None if dead or not users else alive / users, users, alive)
+        share = None if dead or not users else alive / users
+        return Delivered(load, window, share, users, alive, follows_more=_follows_more(load, collector.facts.loads))
     cells = [cell for key, cell in collector.cells.items() if load.plays(key[0]) and key[2] == window.stage]
     due = sum(cell.tally["arrivals"] for cell in cells)
     begun = sum(cell.tally["arrivals_begun"] for cell in cells)
@@ -113,6 +116,13 @@ def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> D
         return Delivered(load, window, begun / load.arrivals if load.arrivals else None, load.arrivals, begun)
     expected = None if load.rate is None else load.rate * window.duration_ns / SECOND_NS
     return Delivered(load, window, begun / due if due else None, due, begun, expected)
+
+
+def _follows_more(load: AskedLoad, loads: Sequence[AskedLoad]) -> bool:
+    """Whether the stage before asked the same load for more users."""
+    same = [one for one in loads if one.mode == "closed" and one.scenarios == load.scenarios]
+    place = same.index(load)
+    return place > 0 and (same[place - 1].users or 0) > (load.users or 0)
 
 
 def _switching(flows: Iterable[Flow], window: SteadyWindow) -> float:

@@ -10,6 +10,7 @@ from infersiege.metrics.collect import Collector
 from infersiege.metrics.delivery import delivered
 from infersiege.metrics.facts import RunFacts
 from infersiege.metrics.groups import costs, counts_of, cuts, group, replica_cuts
+from infersiege.metrics.loads import delivered_load
 from infersiege.metrics.validity import invalid_reasons, warnings_of
 from infersiege.records import SCHEMA_VERSION, Summary, TurnRecord
 
@@ -39,6 +40,7 @@ def summarise(turns: Iterable[TurnRecord], facts: RunFacts) -> Summary:
         replicas=tuple(group(cut, collector, loads) for cut in replica_cuts(collector)),
         cost=math.fsum(one.total for one in paid if one.total is not None) if paid else None,
         costs=paid,
+        loads=tuple(delivered_load(one, collector) for one in sorted(loads, key=lambda one: one.window.start_ns)),
         traces=facts.traces,
         workers=facts.workers,
         clients=facts.clients,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from infersiege.metrics import client
 from infersiege.metrics.collect import WIDE_SLACK_NS, Collector
-from infersiege.metrics.delivery import Delivered
+from infersiege.metrics.delivery import Delivered, inside, instants
 from infersiege.metrics.groups import LENGTH_TOLERANCE, prompt_lengths
 from infersiege.records import ClientVerdict, Counts, ErrorClass, GroupSummary, Outcome, Reason
 
@@ -33,6 +33,10 @@ WIDE_LENGTHS = 0.05
 """Error of prompt lengths (p95) above which a run is another one than the trace's: twice what calibration leaves."""
 
 BURSTY_SHARE = 0.10
+
+GREW_SHARE = 0.2
+GREW_TURNS = 10
+"""An open loop in which more turns than so many, and than this share, began and did not end is in no steady state."""
 
 WAVES = 5
 """Fewer turns than so many times the concurrency mostly measure the first wave (LS-10)."""
@@ -121,6 +125,12 @@ def _undelivered(one: Delivered) -> str | None:
     who = f" of {', '.join(one.load.scenarios)}" if one.load.scenarios else ""
     where = f"stage {one.window.stage}"
     if one.load.mode == "closed":
+        if one.share is not None and one.share > DELIVERED_CEILING and one.follows_more:
+            return (
+                f"more load than asked in {where}: {one.got:.1f} sessions{who} were alive on average where "
+                f"{one.asked:.0f} users were asked for: turns of the stage before were still open; give the stage more "
+                "warm-up, or set load.pause"
+            )
         if one.share is not None and one.share > DELIVERED_CEILING:
             return (
                 f"more load than asked in {where}: {one.got:.1f} sessions{who} were alive on average where "
@@ -162,7 +172,7 @@ def _client(collector: Collector) -> list[str]:
         client.advice(facts.clients, facts.calibration) if facts.clients else "add workers or hosts, or lower the load"
     )
     slack, wide = _tally(collector, "slack"), _tally(collector, "slack_wide")
-    if _too_many(wide, slack):
+    if _too_many(wide, slack) and not bound:
         reasons.append(
             f"client-bound: the first token of {wide} of {slack} turns is in doubt by more than "
             f"{WIDE_SLACK_NS / 1e6:.0f} ms; {hint}"
@@ -208,10 +218,32 @@ def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
     concurrency = max(users) if users else whole.in_flight_max
     if concurrency and 0 < whole.counts.started < WAVES * concurrency and not collector.facts.interrupted:
         warnings.append(
-            f"only {whole.counts.started} turns for a concurrency of {concurrency}: the first wave weighs heavily; run "
-            "longer"
+            f"only {whole.counts.started} turns for a concurrency of {concurrency}: the first wave weighs heavily "
+            f"({min(1.0, concurrency / whole.counts.started):.0%} of them); run longer"
         )
+    warnings += _about_growth(collector)
     return tuple(dict.fromkeys(warnings))
+
+
+def _about_growth(collector: Collector) -> list[str]:
+    """Open loops in which the server fell behind: what was in flight grew all the time (LS-01, LS-02)."""
+    warnings = []
+    for load in collector.facts.loads:
+        if load.mode == "closed":
+            continue
+        flows = [flow for (scenario, _, _), flow in collector.flows.items() if load.plays(scenario)]
+        starts, ends = (instants(getattr(flow, name) for flow in flows) for name in ("flight_start", "flight_end"))
+        for window in collector.windows:
+            begun, over = inside(starts, (window,)), inside(ends, (window,))
+            if load.stage in (None, window.stage) and begun - over > max(GREW_TURNS, GREW_SHARE * begun):
+                who = f" of {', '.join(load.scenarios)}" if load.scenarios else ""
+                seconds = window.duration_ns / 1e9
+                warnings.append(
+                    f"the server did not keep up in stage {window.stage}: {begun / seconds:.3g} turns/s{who} were sent "
+                    f"and {over / seconds:.3g} ended, so {begun - over} more were open at its end than at its start; "
+                    "its latencies grow with the length of the run: lower the rate, or give it more warm-up"
+                )
+    return warnings
 
 
 def _about_client(collector: Collector) -> list[str]:

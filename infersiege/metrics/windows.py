@@ -75,10 +75,13 @@ class _Series:
         if turn.attempt_ns is not None:
             self.at(turn.attempt_ns).value("lateness", of.lateness(turn))
         if turn.first_token_ns is not None:
-            self.at(turn.first_token_ns).value("ttft", of.ttft(turn))
+            first = self.at(turn.first_token_ns)
+            first.value("ttft", of.ttft(turn))
+            first.value("ttft_from_due", of.ttft_from_due(turn))
         ended = self.at(turn.due_ns if turn.closed_ns is None else turn.closed_ns)
         ended.value("tpot", of.tpot(turn))
         ended.value("e2e", of.e2e(turn))
+        ended.value("e2e_from_due", of.e2e_from_due(turn))
 
     def _arrivals(self, turn: TurnRecord) -> None:
         """Chunks, and the turn's tokens spread over them; tokens at the answer's end where there were no chunks.

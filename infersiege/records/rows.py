@@ -168,8 +168,10 @@ class WindowRow(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int] = {}
     """error_class -> count."""
     ttft: dict[int, int] = {}
+    ttft_from_due: dict[int, int] = {}
     tpot: dict[int, int] = {}
     e2e: dict[int, int] = {}
+    e2e_from_due: dict[int, int] = {}
     lateness: dict[int, int] = {}
 
 

@@ -130,6 +130,36 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     """None: no turn had a prompt of which we wrote all, or the server told no token counts."""
 
 
+class DeliveredLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What one load asked for in the steady phase of one stage, and what was there, as the records tell."""
+
+    stage: str
+    scenarios: tuple[str, ...] = ()
+    """That it plays; empty: all of them."""
+    mode: str
+    """`closed`, `open` or `replay`."""
+    users_asked: int | None
+    """Sessions at a time; None: no closed loop, or a number of sessions was asked for."""
+    users_mean: float | None
+    """Sessions alive, think and tool time included."""
+    in_flight_mean: float | None
+    """Turns that the server had at a time."""
+    rate_asked: float | None
+    """Sessions/s; None: no open loop. The mean of a rate that swings."""
+    rate_due: float | None
+    """Sessions/s that the schedule had: an arrival process scatters around its rate. None: closed."""
+    rate_begun: float | None
+    """Of these, sessions/s that began in time. None: closed."""
+    asked_rate: float | None
+    """Turns/s that were due."""
+    sent_rate: float | None
+    """Turns/s."""
+    finished_rate: float | None
+    """Turns/s that succeeded."""
+    share: float | None
+    """Delivered of what was asked: sessions begun in time, or users alive; None: it can't be told."""
+
+
 class TraceAccount(msgspec.Struct, frozen=True, kw_only=True):
     """Rows in = sessions sent + skipped by reason + not started, per workload."""
 
@@ -289,6 +319,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     `users` and `delivered_share` belong to no replica and are None.
     """
+    loads: tuple[DeliveredLoad, ...] = ()
+    """By stage, then load; empty: nobody knows what was asked, or no steady phase was reached."""
     traces: tuple[TraceAccount, ...]
     workers: tuple[WorkerSummary, ...]
     clients: tuple[ClientSummary, ...] = ()

@@ -212,16 +212,21 @@ class Series:
         )
 
     def latency(self, name: str) -> Chart:
-        """p50, p95 and maximum of `ttft` or `e2e` by the second in which they were measured."""
+        """p50, p95 and maximum of `ttft` or `e2e` by the second in which they were measured, and p50 from due."""
         parts = self.bins.histograms((row.second, getattr(row, name)) for row in self.windows)
         p50 = [ms_of(part.percentile(0.50)) for part in parts]
         p95 = [ms_of(part.percentile(0.95)) if part.n >= P95_FLOOR else None for part in parts]
         top = [ms_of(part.max) for part in parts]
+        due = [
+            ms_of(part.percentile(0.50))
+            for part in self.bins.histograms((row.second, getattr(row, f"{name}_from_due")) for row in self.windows)
+        ]
         title = METRICS[name].title
         data = [
             line_of("max", self.x, top, PALETTE[1], line={"width": 1, "dash": "dot"}),
             line_of("p95", self.x, p95, PALETTE[3], mode="lines+markers", marker={"size": 3}),
             line_of("p50", self.x, p50, PALETTE[0], mode="lines+markers", marker={"size": 3}),
+            line_of("p50 from due", self.x, due, PALETTE[2], line={"width": 1, "dash": "dash"}),
         ]
         worst = max((value for value in p50 if value is not None), default=None)
         return Chart(

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from infersiege.cost import money
 from infersiege.metrics.definitions import METRICS
 from infersiege.records import GroupSummary, Summary, Verdict
+from infersiege.report.latency import why_absent
 from infersiege.report.markup import absent, items, text
 from infersiege.report.numbers import ABSENT, count, figure, milliseconds, number, share
-from infersiege.report.tables import STOPPED, rule_detail, why_absent
+from infersiege.report.tables import STOPPED, rule_detail
 
 VERDICTS: Mapping[Verdict, tuple[str, str]] = {
     Verdict.PASS: ("pass", "every rule holds"),

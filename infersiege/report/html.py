@@ -17,19 +17,18 @@ from infersiege.redact import scrub
 from infersiege.report.charts import Chart, Series
 from infersiege.report.collect import Collected
 from infersiege.report.headline import VERDICTS, cards, cost_cells, emulated, verdict
+from infersiege.report.latency import group_name
+from infersiege.report.latency_html import delivered_html, latency_html
 from infersiege.report.markup import absent, grid, items, script_json, section, table, text
-from infersiege.report.numbers import count, figure, milliseconds, moment, number, share, span
+from infersiege.report.numbers import count, figure, moment, number, share, span
 from infersiege.report.page import POLICY, SCRIPT, STYLE
 from infersiege.report.shapes import distribution, distributions, shapes_of, slack
 from infersiege.report.stages import account_line, grafana_links, limit_banner, stage_tables
 from infersiege.report.tables import (
-    LATENCY_COLUMNS,
     budget_lines,
     conservation,
-    group_name,
     rule_detail,
     trace_lines,
-    why_absent,
 )
 from infersiege.report.watched import WatchedSeries
 from infersiege.resources import Watched
@@ -50,23 +49,6 @@ EVENT_WORDS: Mapping[str, str] = {
     "budget_used_up": "budget used up",
 }
 """Every kind of event that the master writes, in words (docs/rundir.md lists the same)."""
-
-
-def _latency_table(summary: Summary) -> str:
-    columns = [("Group", "", False), ("n", "ok turns", True), ("Failed", "share", True)]
-    columns += [(f"{METRICS[metric].title} {stat}", "ms", True) for metric, stat in LATENCY_COLUMNS]
-    rows = []
-    for group in summary.groups:
-        row = [text(group_name(group)), count(group.counts.ok), share(group.rates.get("error_share"))]
-        for metric, stat in LATENCY_COLUMNS:
-            found = group.distributions.get(metric)
-            value = None if found is None else getattr(found, stat)
-            if found is None or value is None:
-                row.append(absent(why_absent(group, metric, stat)))
-            else:
-                row.append(number(milliseconds(value, found.unit)))
-        rows.append(row)
-    return table("Latency of ok turns due in the steady phase; failures never enter a percentile", columns, rows)
 
 
 _RATES = ("asked_rate", "sent_rate", "finished_rate", "throughput", "goodput", "cache_share", "delivered_share")
@@ -339,7 +321,14 @@ def render(
     charts = [*shapes, *load, *latency, *errors, *health, *hardware]
     sections = [
         ("figures", "Figures", cards(whole) if whole is not None else '<p class="soft">Nothing was measured.</p>'),
-        ("groups", "By scenario and channel", _latency_table(summary), _load_table(summary), _group_notes(summary)),
+        (
+            "groups",
+            "By scenario and channel",
+            latency_html(summary),
+            _load_table(summary),
+            delivered_html(summary),
+            _group_notes(summary),
+        ),
         ("rules", "Rules", _rules(summary)),
         ("load", "Load", grid(load)),
         *_hardware(summary, plan, hardware),

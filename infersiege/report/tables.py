@@ -15,15 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from infersiege.cost import cost_line, money
-from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.records import BudgetUse, Counts, GroupSummary, Outcome, RuleResult, Summary, TurnRecord, Verdict
 from infersiege.redact import scrub
+from infersiege.report.delivered import delivered_tables
 from infersiege.report.fitting import NARROW, fitted, plain_table
+from infersiege.report.latency import Footnotes, group_name, latency_tables
 from infersiege.report.numbers import (
     ABSENT,
     count,
     figure,
-    milliseconds,
     moment,
     number,
     printable,
@@ -41,85 +41,6 @@ VERDICT_STYLE: Mapping[Verdict, str] = {
 
 STOPPED = "the run was stopped before its end"
 
-LATENCY_COLUMNS: Sequence[tuple[str, str]] = (
-    ("ttft", "p50"),
-    ("ttft", "p95"),
-    ("ttft", "p99"),
-    ("tpot", "p50"),
-    ("tpot", "p99"),
-    ("e2e", "p50"),
-    ("e2e", "p99"),
-)
-
-
-def group_name(group: GroupSummary) -> str:
-    """`all`, or what the group is cut by: `agent`, `channel local`, `stage 32 users`."""
-    parts = [
-        "" if group.scenario is None else printable(group.scenario),
-        "" if group.channel is None else f"channel {printable(group.channel)}",
-        "" if group.stage is None else f"stage {printable(group.stage)}",
-    ]
-    return " · ".join(part for part in parts if part) or "all"
-
-
-_WHY_MISSING: Mapping[str, str] = {
-    "ttft": "not streamed",
-    "tpot": "not streamed, no token count, fewer than 2 tokens, or one burst",
-}
-
-
-def why_absent(group: GroupSummary, metric: str, stat: str) -> str:
-    """Why a group has no such figure, as one sentence without a full stop."""
-    found = group.distributions.get(metric)
-    name = METRICS[metric].title
-    if found is None or found.n == 0:
-        if group.counts.ok == 0:
-            return "no turn was ok in the steady phase"
-        return f"no ok turn gave a {name} ({_WHY_MISSING.get(metric, 'not streamed, or not told by the server')})"
-    kind = STATS[stat]
-    if found.n < kind.floor:
-        return f"{stat.replace('_', '.')} needs {kind.floor:,} turns"
-    if kind.q is not None and found.cancelled_share is not None and found.cancelled_share > 1 - kind.q:
-        return f"{share(found.cancelled_share)} of the turns were cancelled: the slowest may be among them"
-    return "not measured"
-
-
-class _Footnotes:
-    """Numbers reasons in order of appearance; the same reason has one number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def mark(self, reason: str) -> str:
-        return f"{ABSENT} [{self._numbers.setdefault(reason, len(self._numbers) + 1)}]"
-
-    def lines(self) -> list[str]:
-        return [f"{ABSENT} [{number}] {reason}" for reason, number in self._numbers.items()]
-
-
-def latency_tables(groups: Sequence[GroupSummary], notes: _Footnotes, width: int) -> Iterator[Table]:
-    """Per group: n, failed share, percentiles of TTFT, TPOT and E2E in ms; several tables where one is too wide."""
-    titles = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
-    columns = ["", "n\nturns", "failed\nshare"]
-    columns += [f"{titles[metric]}\n{stat} ms" for metric, stat in LATENCY_COLUMNS]
-    rows = []
-    for group in groups:
-        cells = [Text(group_name(group))]
-        settled = group.counts.ok + group.counts.failed
-        failed = group.counts.failed / settled if settled else None
-        cells.append(Text(count(group.counts.ok)))
-        cells.append(Text(share(failed), style="red" if failed else ""))
-        for metric, stat in LATENCY_COLUMNS:
-            found = group.distributions.get(metric)
-            value = None if found is None else getattr(found, stat)
-            if found is None or value is None:
-                cells.append(Text(notes.mark(why_absent(group, metric, stat)), style="dim"))
-            else:
-                cells.append(Text(number(milliseconds(value, found.unit))))
-        rows.append(cells)
-    return fitted("Latency of ok turns in the steady phase", columns, rows, width)
-
-
 _RATES: Sequence[tuple[str, str, str]] = (
     ("asked_rate", "asked\nturns/s", "the length of the steady phase is not known"),
     ("sent_rate", "sent\nturns/s", "nothing was sent in the steady phase"),
@@ -130,7 +51,7 @@ _RATES: Sequence[tuple[str, str, str]] = (
 )
 
 
-def load_tables(groups: Sequence[GroupSummary], notes: _Footnotes, width: int) -> Iterator[Table]:
+def load_tables(groups: Sequence[GroupSummary], notes: Footnotes, width: int) -> Iterator[Table]:
     """Per group: rates, goodput where there are rules, cache share, turns in flight; as `latency_tables`."""
     shown = [
         row for row in _RATES if row[0] != "goodput" or any(_rate(group, "goodput") is not None for group in groups)
@@ -311,11 +232,13 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
         _reason(console, "warning", reason, "yellow")
     console.print()
 
-    notes = _Footnotes()
+    notes = Footnotes()
     if summary.groups:
         for tables in (latency_tables, load_tables):
             for table in tables(summary.groups, notes, console.width):
                 console.print(table)
+        for table in delivered_tables(summary, notes, console.width):
+            console.print(table)
         for line in notes.lines():
             console.print(Padding(Text(line, style="dim"), (0, 0, 0, 2)))
         for group in summary.groups:
