@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis_server
@@ -25,7 +27,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*INFERSIEGE, *map(str, arguments)], text=True, capture_output=True, timeout=60, check=False)
 
 
-def rows(path: Path) -> list[dict[str, object]]:
+def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -60,8 +62,9 @@ def test_tr_15_redacted_and_shape_only_files_hold_no_secret(tmp_path):
         {"role": "user", "content": "key sk-test-000, mail jane@corp.example"},
         {"role": "assistant", "content": "ok"},
     ]
-    source = tmp_path / "in.jsonl"
+    source = tmp_path / "jane@corp.example.jsonl"
     source.write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
     for option, kept in (("--redact", True), ("--shape-only", False)):
         out = tmp_path / f"{option}.jsonl"
         done = command("convert", source, option, "-o", out)
@@ -71,6 +74,7 @@ def test_tr_15_redacted_and_shape_only_files_hold_no_secret(tmp_path):
         assert "jane@corp.example" not in written
         assert ("mail" in written) is kept
         assert rows(out)[0]["changes"] == [option.strip("-")]
+        assert (digest in written) is kept, "the hash of a short file tells whoever guesses it"
 
 
 def test_changes_of_changes_are_all_told(tmp_path):
@@ -80,6 +84,26 @@ def test_changes_of_changes_are_all_told(tmp_path):
     assert command("convert", second, "--shape-only", "-o", third).returncode == 0
     assert rows(third)[0]["changes"] == ["stretch 2", "multiply 3", "sample count 4", "shape-only"]
     assert len(rows(third)) == 5
+
+
+def test_copies_of_a_thinned_trace_are_spread_over_its_own_gaps(tmp_path):
+    source, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    stamps = [f"2023-11-16 18:{at // 60:02d}:{at % 60:02d}.0,10,5" for at in range(3_000)]
+    source.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(stamps), encoding="utf-8")
+    done = command("scale", source, "--thin", 0.02, "--stretch", 2, "--multiply", 2, "-o", out)
+    assert done.returncode == 0, done.stderr
+    arrivals = {row["session_id"]: row.get("arrival_ns", 0) for row in rows(out)[1:]}
+    later_s = [(at - arrivals[name[:-2]]) / 1e9 for name, at in arrivals.items() if name.endswith("+1")]
+    assert len(later_s) > 20
+    assert 50 < max(later_s) <= 100, "a second between two, a fiftieth of them, twice as slow"
+
+
+def test_shape_only_is_in_the_language_that_was_asked_for(tmp_path):
+    out = tmp_path / "out.jsonl"
+    done = command("convert", EXAMPLES / "mooncake.jsonl", "--language", "zh", "--shape-only", "-o", out)
+    assert done.returncode == 0, done.stderr
+    texts = [text for row in rows(out)[1:] for turn in row["turns"] for text in turn["texts"]]
+    assert {text["language"] for text in texts} == {"zh"}
 
 
 def test_sample_by_time_takes_what_arrives_then(tmp_path):

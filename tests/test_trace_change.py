@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -28,11 +29,13 @@ from infersiege.traces.change import (
     multiplied,
     rebased,
     redacted,
+    redacted_header,
+    redacted_text,
     stretched,
 )
 from infersiege.traces.chat import check_messages
-from infersiege.traces.normal import check_branches
-from infersiege.traces.shape import Shaper
+from infersiege.traces.session_checks import check_branches
+from infersiege.traces.shape import IMAGE_TOKENS, Shaper, shape_header
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 KEY = b"only for tests"
@@ -82,6 +85,128 @@ def requests(session: Session) -> list[list[dict[str, object]]]:
 def test_tr_15_shape_only_keeps_no_word():
     written = b"\n".join(normal.lines([Shaper(KEY).session(TALK)])).decode()
     assert [word for word in PRIVATE if word.lower() in written.lower()] == []
+
+
+EVERYWHERE = Session(
+    session_id="jane",
+    tools=({"type": "function", "function": {"name": "jane_tool"}},),
+    turns=(
+        Turn(
+            messages=(
+                {"role": "developer", "content": "jane"},
+                {
+                    "role": "user",
+                    "name": "jane",
+                    "content": [
+                        {"type": "text", "text": "jane"},
+                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,jane"}},
+                        {"type": "file", "file": {"filename": "jane.pdf", "file_data": "jane"}},
+                        {"type": "input_audio", "input_audio": {"data": "jane", "format": "wav"}},
+                    ],
+                },
+            ),
+            texts=(BlockText(scope="jane", ids=(1,), tokens=(5,), language="jane"), None),
+            tools=({"type": "function", "function": {"name": "jane_other_tool"}},),
+            recorded_answer=(
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "reasoning_content": "jane",
+                    "refusal": "jane",
+                    "annotations": [{"url": "jane"}],
+                    "tool_calls": [{"id": "jane", "type": "function", "function": {"name": "jane", "arguments": "{}"}}],
+                },
+            ),
+            answer_text=BlockText(scope="jane/answer", ids=(2,), tokens=(3,)),
+            extra={
+                "jane": 1,
+                "temperature": 0.5,
+                "tool_choice": {"type": "function", "function": {"name": "jane_tool"}},
+                "logit_bias": {"jane": 1},
+                "prompt_cache_key": "jane",
+                "metadata": {"user": "jane"},
+            },
+        ),
+        Turn(
+            messages=({"role": "tool", "tool_call_id": "jane", "name": "jane", "content": "jane"},),
+            tools=({"type": "function", "function": {"name": "jane_late_tool"}},),
+        ),
+    ),
+)
+
+
+def test_tr_15_shape_only_keeps_no_word_from_any_place():
+    shaped = Shaper(KEY).session(EVERYWHERE)
+    assert "jane" not in msgspec.json.encode(shaped).decode()
+    assert shaped.turns[0].extra == {"temperature": 0.5}
+    assert [message["role"] for message in shaped.turns[0].messages] == ["system", "user"]
+
+
+def test_tr_15_a_shapes_header_names_neither_file_nor_its_hash():
+    changes = ("sample from 10m to the end", "stretch 1e-05 with delays", "multiply 3", "for jane", "redact\njane")
+    header = normal.Header(infersiege_trace=1, made_from="jane_doe.jsonl (sharegpt)", sha256="ab", changes=changes)
+    known = (*changes[:3], "another change", "another change")
+    assert shape_header(header, "sharegpt") == normal.Header(
+        infersiege_trace=1, made_from="sharegpt", sha256=None, changes=known
+    )
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_shape_keeps_language_and_what_says_how_a_text_may_be_cut(language):
+    block = BlockText(scope="s", ids=(1, 2), tokens=(16, 4), language=language, shared=True, last=True)
+    told = Turn(
+        messages=({"role": "user", "content": ""}, {"role": "user", "content": "recorded"}),
+        texts=(block, None),
+        answer_text=msgspec.structs.replace(block, shared=False, last=False),
+    )
+    turn = Shaper(KEY).session(Session(session_id="s", turns=(told,))).turns[0]
+    (text,) = turn.texts
+    assert text is not None
+    assert turn.answer_text is not None
+    assert (text.language, text.shared, text.last) == (language, True, True)
+    assert (turn.answer_text.language, turn.answer_text.shared, turn.answer_text.last) == (language, False, False)
+    plain = Session(session_id="s", turns=(Turn(messages=({"role": "user", "content": "recorded"},)),))
+    (text,) = Shaper(KEY, language=language).session(plain).turns[0].texts
+    assert text is not None
+    assert text.language == language, "recorded texts have the language that was asked for"
+
+
+def test_shape_keeps_the_order_of_own_words_and_made_up_text():
+    def first_of(last: bool) -> tuple[int, ...]:
+        block = BlockText(scope="s", ids=(1,), tokens=(16,), last=last)
+        messages = ({"role": "user", "content": "own"},)
+        answer = ({"role": "assistant", "content": "before"}, {"role": "assistant", "content": "own"})
+        turn = Turn(messages=messages, texts=(block,), recorded_answer=answer, answer_text=block)
+        shaped = Shaper(KEY).session(Session(session_id="s", turns=(turn,))).turns[0]
+        assert shaped.texts[0] is not None
+        assert shaped.answer_text is not None
+        assert shaped.answer_text.ids[1:] == shaped.texts[0].ids, "the text is the last message's of an answer, too"
+        return shaped.texts[0].ids
+
+    assert first_of(False) == first_of(True)[::-1]
+
+
+def test_shape_puts_tools_at_the_front_once_also_where_a_branch_inherits_them():
+    turn = Turn(messages=({"role": "user", "content": "hi"},))
+    branches = tuple(Branch(turns=(turn,), after=0, inherits=inherits) for inherits in (True, False))
+    session = Session(session_id="s", turns=(turn,), branches=branches, tools=TOOLS)
+    sizes = [
+        sum(turn.texts[0].tokens) for turn in Shaper(KEY).session(session).all_turns() if turn.texts[0] is not None
+    ]
+    assert sizes == [sizes[0], 1, sizes[0]]
+    assert sizes[0] > 100
+
+
+def test_shape_tells_one_image_from_another():
+    def of(url: str) -> tuple[int, ...]:
+        part = {"type": "image_url", "image_url": {"url": url}}
+        turn = Turn(messages=({"role": "user", "content": [part]},))
+        (text,) = Shaper(KEY).session(Session(session_id="s", turns=(turn,))).turns[0].texts
+        assert text is not None
+        assert text.tokens == (IMAGE_TOKENS,)
+        return text.ids
+
+    assert of("data:a") == of("data:a") != of("data:b")
 
 
 def test_shape_keeps_turns_times_and_lengths():
@@ -150,6 +275,16 @@ def test_shape_has_the_prefix_sharing_of_its_original(name, tmp_path):
         ("hf_abcdefghijklmnopqrst", "hf_abcdefghijklmnopqrst", "a Hugging Face token"),
         ("write to jane.doe+x@mail.corp.example.", "jane.doe+x@mail.corp.example", "a mail address"),
         ("https://user:pw@host/x", "user:pw", "a URL with a password"),
+        ("jane.doe%40corp.example", "jane.doe", "an address in a URL"),
+        (r"jane.doe\u0040corp.example", "jane.doe", "an address in JSON in a text"),
+        ("jane.doe&#64;corp.example", "jane.doe", "an address in HTML"),
+        ("jürgen@müller.example", "rgen@m", "letters that are not ASCII"),
+        ("请联系 张三@公司.中国 谢谢", "张三", "letters that have no spaces between"),
+        ("AKIAIOSFODNN7EXAMPLE", "AKIAIOSF", "a cloud's access key"),
+        ("xoxb-123456789012-abcdef", "123456789012", "a chat's token"),
+        ("github_pat_11ABCDEFG0abcdefghijkl", "11ABCDEFG0", "a token of GitHub, fine-grained"),
+        ("gho_abcdefghijklmnop1234", "abcdefghijklmnop", "and an OAuth one"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", "MIIE", "a private key"),
     ],
 )
 def test_tr_15_redact_takes_keys_and_addresses_wherever_they_stand(text, gone, why):
@@ -161,6 +296,41 @@ def test_tr_15_redact_takes_keys_and_addresses_wherever_they_stand(text, gone, w
     assert gone not in written, why
     assert written.count("before ") == 1
     assert " after" in written, "what is no secret stays"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gone", "why"),
+    [
+        ('{"to": "jane\\u0040corp.example", "n": 1}', "jane", "escaped as JSON may be"),
+        ('{"api_key": "hunter2 and more", "n": 1}', "and more", "a key's name, and a value with spaces"),
+        ('[{"headers": {"Cookie": "a=b c=d"}, "n": 1}]', "c=d", "deeper"),
+        ('{"to": "jane\\u0040corp.example", "n": 1', "jane", "JSON that was cut"),
+    ],
+)
+def test_tr_15_redact_reads_json_in_texts(arguments, gone, why):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turn = Turn(messages=({"role": "assistant", "content": None, "tool_calls": [call]},), extra={"password": "hunter2"})
+    written = msgspec.json.encode(redacted(Session(session_id="s", turns=(turn,)))).decode()
+    assert gone not in written, why
+    assert "hunter2" not in written
+    assert r"\"n\"" in written, "what is no secret stays"
+
+
+def test_tr_15_redact_looks_at_the_files_name_too():
+    header = normal.Header(
+        infersiege_trace=1, made_from="jane@corp.example.jsonl (sharegpt)", sha256="ab", changes=("x",)
+    )
+    clean = redacted_header(header)
+    assert clean == normal.Header(
+        infersiege_trace=1, made_from="user@example.com (sharegpt)", sha256="ab", changes=("x",)
+    )
+
+
+def test_redact_takes_time_by_the_length_of_a_text():
+    """A megabyte without a space: what looks for addresses must not begin anew at each of its letters."""
+    begun = time.perf_counter()
+    assert redacted_text("0123456789abcdef" * 65_536) == "0123456789abcdef" * 65_536
+    assert time.perf_counter() - begun < 10
 
 
 def test_redact_leaves_a_trace_without_secrets_as_it_is():

@@ -16,6 +16,7 @@ from infersiege.cli.trace_opening import Asked, duration_ns, takes_trace
 if TYPE_CHECKING:
     from infersiege.records import Session
     from infersiege.traces import Trace
+    from infersiege.traces.normal import Header
 
 _ENDLESS = 1_000
 """Sessions of a built-in workload, unless --sessions says how many."""
@@ -52,17 +53,20 @@ def convert(
     cache finds as much in it as in the original. The hashes are keyed: who has only the new file can't try texts on
     them.
     """
-    from infersiege.traces.change import every_session, redacted
-    from infersiege.traces.shape import Shaper
+    from infersiege.traces.change import every_session, header_of, redacted, redacted_header
+    from infersiege.traces.shape import Shaper, shape_header
 
     trace = asked.open(file)
     changes = [name for name, wanted in (("redact", redact), ("shape-only", shape_only)) if wanted]
     found: Iterator[Session] = every_session(trace, sessions or _ENDLESS)
+    made = header_of(trace, changes)
     if redact:
         found = map(redacted, found)
+        made = redacted_header(made)
     if shape_only:
-        found = map(Shaper(os.urandom(32)).session, found)
-    _write(trace, found, out, changes, force=force)
+        made = shape_header(made, trace.format)
+        found = map(Shaper(os.urandom(32), language=asked.language).session, found)
+    _write(trace, found, out, changes, force=force, made=made)
 
 
 @click.command(epilog="Example: infersiege traces sample trace.jsonl --share 0.1 -o tenth.jsonl")
@@ -162,7 +166,9 @@ def scale(
         found = (stretched(session, factor, delays=delays) for session in found)
         changes.append(f"stretch {stretch:g}" + (" with delays" if delays else ""))
     if multiply is not None:
-        spread_ns = _mean_gap_ns(trace, stretch or 1.0) if spread is None else duration_ns("--spread", spread)
+        # A thinned trace has longer gaps.
+        longer = (stretch or 1.0) / (thin or 1.0)
+        spread_ns = _mean_gap_ns(trace, longer) if spread is None else duration_ns("--spread", spread)
         found = multiplied(found, multiply, spread_ns=spread_ns, seed=draw_seed)
         changes.append(f"multiply {multiply}")
     _write(trace, found, out, changes, force=force)
@@ -196,7 +202,15 @@ def _mean_gap_ns(trace: Trace, stretch: float) -> int:
     return 0 if times is None or len(times) < 2 else round(times[-1] * stretch / (len(times) - 1))
 
 
-def _write(trace: Trace, found: Iterator[Session], out: Path, changes: Sequence[str], *, force: bool) -> None:
+def _write(
+    trace: Trace,
+    found: Iterator[Session],
+    out: Path,
+    changes: Sequence[str],
+    *,
+    force: bool,
+    made: Header | None = None,
+) -> None:
     """Write a trace, and say what was written. Raises UsageError; a file that was begun is then gone."""
     from infersiege.errors import UsageError
     from infersiege.traces.change import header_of
@@ -212,7 +226,7 @@ def _write(trace: Trace, found: Iterator[Session], out: Path, changes: Sequence[
             yield session
 
     with _destination(out, force=force) as file:
-        for line in lines(counted(), header_of(trace, changes)):
+        for line in lines(counted(), made or header_of(trace, changes)):
             file.write(line + b"\n")
         if not written:
             raise UsageError(f"{trace.name}: no session is left", hint="take a larger share or a longer time")

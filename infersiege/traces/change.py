@@ -17,7 +17,23 @@ from infersiege.traces.conversation import salted
 from infersiege.traces.normal import VERSION, Header
 from infersiege.traces.trace import Trace
 
-_MAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
+_LATIN = "A-Za-z0-9À-ӿ"  # and Greek and Cyrillic
+_CJK = "[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{1,20}"
+"""Such letters have no spaces between words: no more of them than an address would have."""
+_MAIL = re.compile(
+    rf"(?:[{_LATIN}._%+'-]{{1,64}}|{_CJK})(?:[@\uff20]|%40|\\+u0040|&#64;|&commat;)"
+    rf"(?:[{_LATIN}-]+|{_CJK})(?:[.\uff0e](?:[{_LATIN}-]+|{_CJK}))+"
+)
+"""Also with the sign as URLs, JSON and HTML write it."""
+_KEYS = re.compile(
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\bxox[a-z]-[A-Za-z0-9-]{10,}"
+    r"|\b(?:github_pat|gh[ousr]|npm|dop_v1|pypi)[-_][A-Za-z0-9_\-]{16,}"
+    r"|\bya29\.[A-Za-z0-9_\-]{16,}"
+    r"|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----.*?(?:-----END (?:[A-Z]+ )*PRIVATE KEY-----|\Z)",
+    re.DOTALL,
+)
+"""Of clouds, chats, package registries, and private keys: what people paste, and servers of models never echo."""
 _SHORT_KEY = re.compile(r"(?<![A-Za-z0-9])(?:sk|pk|rk)-[A-Za-z0-9_\-]{3,}")
 """Shorter ones than `scrub` takes: here a word too many is better than a key too many."""
 
@@ -30,7 +46,7 @@ def every_session(trace: Trace, count: int | None = None) -> Iterator[Session]:
 
 def redacted_text(text: str) -> str:
     """Keys and mail addresses replaced; everything else as it was."""
-    return _MAIL.sub("user@example.com", _SHORT_KEY.sub(REDACTED, scrub(text)))
+    return _MAIL.sub("user@example.com", _SHORT_KEY.sub(REDACTED, scrub(_KEYS.sub(REDACTED, text))))
 
 
 def redacted(session: Session) -> Session:
@@ -41,12 +57,33 @@ def redacted(session: Session) -> Session:
 
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return redacted_text(value)
+        return _clean_text(value)
     if isinstance(value, dict):
-        return {_clean(key): _clean(item) for key, item in value.items()}
+        return {
+            redacted_text(key): REDACTED if isinstance(item, str) and item and _names_key(key) else _clean(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_clean(item) for item in value]
     return value
+
+
+def _names_key(name: str) -> bool:
+    """Whether a text `name: value` would lose its value."""
+    return scrub(f"{name}: x") != f"{name}: x"
+
+
+def _clean_text(text: str) -> str:
+    """A text that is JSON is looked at as what it says: `\\u0040` in it is an @, and its keys name values."""
+    if text[:1] in ("{", "["):
+        try:
+            value = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError, UnicodeError):
+            return redacted_text(text)
+        clean = _clean(value)
+        if clean != value:
+            text = msgspec.json.encode(clean).decode()
+    return redacted_text(text)
 
 
 def drawn(session_id: str, index: int, seed: int) -> float:
@@ -162,6 +199,11 @@ def rebased(sessions: Iterable[Session]) -> Iterator[Session]:
             first_ns = session.arrival_ns if first_ns is None else first_ns
             session = msgspec.structs.replace(session, arrival_ns=session.arrival_ns - first_ns)
         yield session
+
+
+def redacted_header(header: Header) -> Header:
+    """The name of a file is a text, too."""
+    return msgspec.convert(_clean(msgspec.to_builtins(header)), Header)
 
 
 def header_of(trace: Trace, changes: Sequence[str]) -> Header:
