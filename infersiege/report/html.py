@@ -12,7 +12,7 @@ import msgspec
 import plotly.offline
 
 from infersiege.metrics.definitions import METRICS
-from infersiege.records import EventRow, Summary, WindowRow
+from infersiege.records import ClientSummary, ClientVerdict, EventRow, Summary, WindowRow
 from infersiege.redact import scrub
 from infersiege.report.charts import Chart, Series
 from infersiege.report.collect import Collected
@@ -240,7 +240,8 @@ def _health(summary: Summary, collected: Collected, charts: Sequence[Chart]) -> 
         rows.append(("Oddities", text(", ".join(f"{name} {count(turns)}" for name, turns in flags))))
     columns = [("Worker", "", False), ("Turns", "", True), ("Records", "received / promised", True)]
     columns += [("CPU", "max, of a core", True), ("Loop lag", "p99, ms", True), ("Clock offset", "ms ± doubt", True)]
-    columns += [("State", "", False)]
+    columns += [("State", "", False), ("Verdict", "in steady", False)]
+    fitness = {one.worker: one for one in summary.clients}
     cells = []
     for worker in summary.workers:
         lag = None if worker.hub_lag_p99_ns is None else worker.hub_lag_p99_ns / 1e6
@@ -248,9 +249,20 @@ def _health(summary: Summary, collected: Collected, charts: Sequence[Chart]) -> 
         state = '<b class="v-fail">LOST</b>' if worker.lost else "finished"
         promised = f"{count(worker.records_received)} / {count(worker.records_promised)}"
         name = f"{text(worker.worker)} on {text(worker.host)}"
-        cells.append([name, count(worker.turns), promised, share(worker.cpu_share_max), number(lag), offset, state])
+        fit = _fitness(fitness.get(worker.worker))
+        cells.append(
+            [name, count(worker.turns), promised, share(worker.cpu_share_max), number(lag), offset, state, fit]
+        )
     workers = table("Workers of the load generator", columns, cells) if cells else ""
     return _facts(rows) + workers + grid(charts)
+
+
+def _fitness(seen: ClientSummary | None) -> str:
+    """A worker's verdict with its reasons."""
+    if seen is None:
+        return absent("the run has no telemetry/clients.jsonl")
+    said = text(": ".join([seen.verdict.value, *([", ".join(seen.reasons)] if seen.reasons else [])]))
+    return f'<b class="v-fail">{said}</b>' if seen.verdict is ClientVerdict.CLIENT_BOUND else said
 
 
 def _conservation(summary: Summary) -> str:
