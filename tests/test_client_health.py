@@ -160,6 +160,12 @@ def test_workers_that_a_load_needs(tokens: float, turns: float, workers: int, re
         ({"cpu_share_mean": 1.0, "busy_seconds": 60}, None, "at least 2 workers would have done", "by the CPU it used"),
         ({"tokens_per_s": 100_000.0}, CEILING, "4 workers would have done", "by the calibrated ceiling"),
         ({"cpu_share_mean": 0.3, "cpu_wait_share_mean": 0.6}, None, "on hosts with free cores", "others had its CPU"),
+        (
+            {"cpu_share_mean": 0.2, "cpu_wait_share_mean": 0.2},
+            None,
+            "waited for one for 20% of the time",
+            "a busy host",
+        ),
         ({"cpu_share_mean": 0.1}, CEILING, "workers used 10% of a core each", "more workers would not help"),
         ({"cpu_share_mean": None, "cpu_wait_share_mean": None}, None, "add workers or hosts", "nothing is known"),
     ],

@@ -41,6 +41,8 @@ ROOM = 0.7
 """How much of its ceiling a worker should be given."""
 
 HALF = 0.5
+WAITED = 0.1
+"""More waiting for a CPU than this, per second, is what delays a worker that is not busy."""
 
 
 @dataclass(slots=True)
@@ -243,6 +245,11 @@ def advice(clients: Sequence[ClientSummary], calibration: Calibration | None) ->
     if not used:
         return "add workers or hosts, or lower the load"
     share = used / max(here, 1)
+    if waited > WAITED * here:
+        return (
+            f"workers used {share:.0%} of a core each and waited for one for {waited / here:.0%} of the time: give "
+            "them free cores, or other hosts"
+        )
     return (
         f"workers used {share:.0%} of a core each: something kept them from running (a CPU limit, other processes, a "
         "stopped machine); move them to free cores or other hosts"
