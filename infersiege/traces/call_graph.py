@@ -8,7 +8,7 @@ themselves; to what runs beside that span they are one unit, which ends when the
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import msgspec
 
@@ -68,7 +68,18 @@ class _Unit:
 def graph_of(calls: Sequence[Call], scopes: dict[str, tuple[int, int]]) -> Graph:
     """`calls` sorted by (start, end), at least one; `scopes`: (start, end) of the spans that they name."""
     waits: list[tuple[int, ...]] = [()] * len(calls)
-    _order(_tree(calls, scopes).parts, (), waits)
+    # Spans may be nested thousands deep: a stack of our own instead of Python's.
+    stack = [_order(_tree(calls, scopes).parts, (), waits)]
+    lasts: tuple[int, ...] | None = None
+    while stack:
+        try:
+            inner, entry = stack[-1].send(lasts)
+        except StopIteration as over:
+            stack.pop()
+            lasts = over.value
+        else:
+            stack.append(_order(inner, entry, waits))
+            lasts = None
     return _lines(calls, waits)
 
 
@@ -89,8 +100,13 @@ def _tree(calls: Sequence[Call], scopes: dict[str, tuple[int, int]]) -> _Unit:
     return root
 
 
-def _order(units: list[_Unit], entry: tuple[int, ...], waits: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Note what each call of these waits for; `entry` is what those wait for that follow none. Gives the last calls."""
+def _order(
+    units: list[_Unit], entry: tuple[int, ...], waits: list[tuple[int, ...]]
+) -> Generator[tuple[list[_Unit], tuple[int, ...]], tuple[int, ...] | None, tuple[int, ...]]:
+    """Note what each call of these waits for; `entry` is what those wait for that follow none. Gives the last calls.
+
+    Yields the units inside of a span, with what is entry to them, and is to be sent their last calls.
+    """
     units = sorted(units, key=lambda unit: (unit.start_ns, unit.end_ns))
     running: list[tuple[int, int]] = []
     latest: dict[int, tuple[int, ...]] = {}
@@ -107,7 +123,7 @@ def _order(units: list[_Unit], entry: tuple[int, ...], waits: list[tuple[int, ..
             close(heapq.heappop(running)[1])
         follows = tuple(sorted({call for last in latest.values() for call in last})) or entry
         if unit.call is None:
-            lasts.append(_order(unit.parts, follows, waits))
+            lasts.append((yield unit.parts, follows) or ())
         else:
             waits[unit.call] = follows
             lasts.append((unit.call,))
