@@ -44,7 +44,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     replaces_history: bool = False
     """The messages are the whole request (cumulative rows, compaction), sent as given."""
     delay_ns: int = 0
-    """Think or tool time, from the end of the previous answer; 0 for a first turn."""
+    """Think or tool time, from the end of the previous answer. Of the main line's first turn: from the session's start,
+    and it counts only where branches start with the session, too."""
     recorded_answer: tuple[Message, ...] = ()
     """What the trace says was answered (assistant messages); put into the history in `recorded` mode."""
     answer_text: BlockText | None = None

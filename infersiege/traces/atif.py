@@ -12,12 +12,14 @@ request waits for them. Those that are files of their own are sessions of their 
 A step's timestamp is taken as the moment at which it was there (the format does not say more). The delay before a
 request that brings a user's message is the time from the last answer to that message. Between two answers of the agent
 the gap holds the tool and the second answer: it is the delay without `completion_tokens / answer_tokens_per_s` where
-that option is given, else 0.
+that option is given, else 0. A request that waits for subagents has no delay before the last answer of theirs.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, count, islice
 from typing import Annotated, Any
 
 import msgspec
@@ -128,13 +130,14 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
         trajectory: _Trajectory = row.value
         lines = _Lines(row.place, options, tally)
         lines.add(trajectory, after=None, joined_by=None)
+        turns, branches = lines.played()
         own = (step for step in trajectory.steps if not step.is_copied_context)
         times = (instant_ns(step.timestamp, "timestamp", row.place) for step in own)
         return Found(
             Session(
                 session_id=trajectory.session_id or trajectory.trajectory_id or name_of(source, row.place),
-                turns=lines.turns[0],
-                branches=lines.branches(),
+                turns=turns,
+                branches=branches,
                 tools=_tools(trajectory.agent),
                 arrival_ns=next((at for at in times if at is not None), None),
                 source_line=row.line,
@@ -153,6 +156,8 @@ class _Lines:
         self.turns: list[tuple[Turn, ...]] = []
         self._spans: list[tuple[int | None, int | None]] = []
         """After which turn each line begins, and which one waits for it."""
+        self._ended_ns: list[int | None] = []
+        """When the answer of each turn was there."""
         self._place = place
         self._options = options
         self._tally = tally
@@ -161,6 +166,7 @@ class _Lines:
         """Raises UnsendableError."""
         said, references = _said(trajectory, self._place, self._options, self._tally)
         turns = cut(said, self._options, place=self._place)
+        self._ended_ns += _ends_ns(said, turns)
         if self.turns and (tools := _tools(trajectory.agent)) is not None:
             turns = tuple(msgspec.structs.replace(turn, tools=tools) for turn in turns)
         first = sum(map(len, self.turns))
@@ -185,11 +191,33 @@ class _Lines:
         if embedded:
             self._tally.odd("subagents that no step refers to are not played", len(embedded))
 
-    def branches(self) -> tuple[Branch, ...]:
-        return tuple(
+    def played(self) -> tuple[tuple[Turn, ...], tuple[Branch, ...]]:
+        """The main line's turns, and the branches."""
+        joined: dict[int, list[int]] = {}
+        ends = accumulate(map(len, self.turns))
+        for end, (_, joined_by) in zip(ends, self._spans, strict=True):
+            if joined_by is not None and (ended_ns := self._ended_ns[end - 1]) is not None:
+                joined.setdefault(joined_by, []).append(ended_ns)
+        numbers = count()
+        main, *beside = (tuple(self._joining(turn, next(numbers), joined) for turn in turns) for turns in self.turns)
+        return main, tuple(
             Branch(turns=turns, after=after, joined_by=joined_by)
-            for turns, (after, joined_by) in list(zip(self.turns, self._spans, strict=True))[1:]
+            for turns, (after, joined_by) in zip(beside, self._spans[1:], strict=True)
         )
+
+    def _joining(self, turn: Turn, number: int, joined: Mapping[int, Sequence[int]]) -> Turn:
+        """The delay counts from the last of what the turn waits for, so the time of its subagents is not in it."""
+        before_ns = self._ended_ns[number - 1] if number else None
+        if before_ns is None or number not in joined:
+            return turn
+        return msgspec.structs.replace(turn, delay_ns=max(0, turn.delay_ns - max(0, max(joined[number]) - before_ns)))
+
+
+def _ends_ns(said: Sequence[Said], turns: Sequence[Turn]) -> Iterator[int | None]:
+    """When the last answer of each turn was there."""
+    answers = (one.at_ns for one in said if one.message["role"] == "assistant" and not one.given)
+    for turn in turns:
+        yield from deque(islice(answers, len(turn.recorded_answer)), maxlen=1)
 
 
 def _turn_of(turns: Sequence[Turn], answers: int) -> int | None:

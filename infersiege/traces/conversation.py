@@ -13,7 +13,7 @@ import msgspec
 from infersiege.errors import InternalError
 from infersiege.records import BlockText, Message, Session, Turn
 from infersiege.traces.fitting import Part, clipped, guessed_tokens, tools_tokens
-from infersiege.traces.session_lines import Line, cut, lines_of
+from infersiege.traces.session_lines import Line, begins_with_main, cut, lines_of
 from infersiege.traces.text import Framing, Synthesizer
 
 _LENGTH_FIELDS = ("max_completion_tokens", "max_tokens")
@@ -322,7 +322,7 @@ class Conversation:
 
     def _delay(self, turn: Turn) -> tuple[int, int]:
         """(delay, what the cap took away of it)."""
-        if self._next == 0 and self.line.first_turn == 0:
+        if self._next == 0 and self.line.first_turn == 0 and begins_with_main(self.session):
             return 0, 0  # The session has its arrival.
         cap_ns = self._rules.delay_cap_ns
         delay_ns = round(turn.delay_ns * self._rules.delay_scale)

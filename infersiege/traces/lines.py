@@ -6,7 +6,7 @@ waits for it, and each turn's delay are read off the times; nothing here knows a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -47,10 +47,13 @@ def parts(lines: Sequence[Line], *, rounding_ns: int = 0) -> tuple[tuple[Turn, .
     """The main line's turns, and the branches in the order of the lines. There must be at least one request.
 
     A branch starts after the parent's last request before it that had ended (`rounding_ns`: how much before the end
-    still counts, since starts are rounded), or with what the parent itself starts after. It is joined by the parent's
-    first later request that starts when it has ended. Where no main line has requests, the line that started first
-    becomes one. Delays are the times between the end of a request and the start of the next, never below 0; where the
-    end is not known, what the recording says the delay was, and without that the whole time between the starts.
+    still counts, since starts are rounded); without one, as if the parent itself started there and then. It is joined
+    by the parent's first later request that starts when it has ended. Where no main line has requests, the line that
+    started first becomes one. The session starts with its first request, on whatever line.
+
+    A delay is the time from the latest of what a request waits for to its start, never below 0: the end of the request
+    before it, of the one that its line starts after, and of the branches that it joins. Where the end of the one before
+    is not known, it is told by what the recording says the delay was, and without that its start stands for it.
     """
     lines = [line for line in lines if line.requests]
     main = next((line for line in lines if line.parent is None), None)
@@ -60,23 +63,37 @@ def parts(lines: Sequence[Line], *, rounding_ns: int = 0) -> tuple[tuple[Turn, .
     for line in lines:
         line.first = number
         number += len(line.requests)
-    return _turns(main.requests, 0), tuple(_branch(line, main, rounding_ns) for line in lines[1:])
-
-
-def _branch(line: Line, main: Line, rounding_ns: int) -> Branch:
-    start_ns = line.requests[0].start_ns
-    anchor = _anchor(line, main, rounding_ns)
-    begins_ns = main.requests[0].start_ns if anchor is None else anchor[0].requests[anchor[1]].ended_ns
-    parent, ends_ns, joined_by = line.parent, line.ends_ns, None
-    if parent is not None and ends_ns is not None:
-        later = range(_before(parent, start_ns), len(parent.requests))
-        found = next((at for at in later if parent.requests[at].start_ns >= ends_ns), None)
-        joined_by = None if found is None else parent.first + found
-    return Branch(
-        turns=_turns(line.requests, max(0, start_ns - begins_ns)),
-        after=None if anchor is None else anchor[0].first + anchor[1],
-        joined_by=joined_by,
+    anchors = [_anchor(line, main, rounding_ns) for line in lines]
+    joins = [None, *(_joined_by(line) for line in lines[1:])]
+    joined_ns: dict[int, int] = {}
+    for line, joined_by in zip(lines, joins, strict=True):
+        if joined_by is not None:
+            joined_ns[joined_by] = max(_ended_ns(line), joined_ns.get(joined_by, 0))
+    began_ns = min(line.requests[0].start_ns for line in lines)
+    turns, *others = (
+        _turns(line, began_ns if anchor is None else anchor[0].requests[anchor[1]].ended_ns, joined_ns)
+        for line, anchor in zip(lines, anchors, strict=True)
     )
+    return turns, tuple(
+        Branch(turns=own, after=None if anchor is None else anchor[0].first + anchor[1], joined_by=joined_by)
+        for own, anchor, joined_by in zip(others, anchors[1:], joins[1:], strict=True)
+    )
+
+
+def _joined_by(line: Line) -> int | None:
+    """Number of the turn that waits for a branch."""
+    parent, ends_ns = line.parent, line.ends_ns
+    if parent is None or ends_ns is None:
+        return None
+    later = range(_before(parent, line.requests[0].start_ns), len(parent.requests))
+    found = next((at for at in later if parent.requests[at].start_ns >= ends_ns), None)
+    return None if found is None else parent.first + found
+
+
+def _ended_ns(line: Line) -> int:
+    """When a branch's last request had ended, which is what a replay waits for; not known: when all of it had."""
+    last = line.requests[-1]
+    return last.end_ns if last.end_ns is not None else line.ends_ns or last.start_ns
 
 
 def _anchor(line: Line, main: Line, rounding_ns: int) -> tuple[Line, int] | None:
@@ -93,7 +110,7 @@ def _anchor(line: Line, main: Line, rounding_ns: int) -> tuple[Line, int] | None
         if at:
             return parent, at - 1
         line, parent = parent, parent.parent
-        start_ns = line.requests[0].start_ns if line.requests else start_ns
+        start_ns = min(start_ns, line.requests[0].start_ns) if line.requests else start_ns
     return None
 
 
@@ -102,16 +119,15 @@ def _before(line: Line, start_ns: int) -> int:
     return sum(1 for _ in takewhile(lambda request: request.start_ns <= start_ns, line.requests))
 
 
-def _turns(requests: Sequence[Request], first_delay_ns: int) -> tuple[Turn, ...]:
+def _turns(line: Line, begins_ns: int, joined_ns: Mapping[int, int]) -> tuple[Turn, ...]:
+    """`begins_ns`: what the line starts after had ended; `joined_ns`: ends of branches, by the turn that joins them."""
     turns = []
-    before: Request | None = None
-    for request in requests:
-        if before is None:
-            delay_ns = first_delay_ns
-        elif before.end_ns is None and request.think_ns is not None:
-            delay_ns = request.think_ns
-        else:
-            delay_ns = max(0, request.start_ns - before.ended_ns)
-        turns.append(msgspec.structs.replace(request.turn, delay_ns=delay_ns))
-        before = request
+    for number, request in enumerate(line.requests, line.first):
+        after_ns = max(begins_ns, joined_ns.get(number, begins_ns))
+        turns.append(msgspec.structs.replace(request.turn, delay_ns=max(0, request.start_ns - after_ns)))
+        following = number + 1 - line.first
+        begins_ns = request.ended_ns
+        if request.end_ns is None and following < len(line.requests):
+            think_ns = line.requests[following].think_ns
+            begins_ns = begins_ns if think_ns is None else line.requests[following].start_ns - think_ns
     return tuple(turns)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from infersiege.records import BlockText, Branch, Message, Session, Turn
 from infersiege.traces.message_size import digest_of, message_tokens, other_parts, tool_tokens
 from infersiege.traces.prefix_cache import Line, Piece, PrefixCache
+from infersiege.traces.session_lines import begins_with_main
 from infersiege.traces.trace import Trace
 
 Integers = NDArray[np.int64]
@@ -66,7 +67,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     cached: Integers
     """Prompt tokens that any earlier request held."""
     delay_ns: Integers
-    """UNKNOWN for a session's first turn."""
+    """UNKNOWN for the turn that a session begins with."""
     marks: Integers
     turn_counts: Integers
     """Turns of each session."""
@@ -195,7 +196,7 @@ class _Gathered:
         self.output.append(UNKNOWN if output is None else output)
         self.own.append(own)
         self.cached.append(cached)
-        self.delay_ns.append(UNKNOWN if number == 0 else turn.delay_ns)
+        self.delay_ns.append(UNKNOWN if number == 0 and begins_with_main(session) else turn.delay_ns)
         self.marks.append(marks)
         if row.place + 1 < len(row.turns) or session.branches:
             self._answer(row, turn)

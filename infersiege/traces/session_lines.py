@@ -47,6 +47,12 @@ def lines_of(session: Session) -> tuple[Line, ...]:
     return tuple(lines)
 
 
+def begins_with_main(session: Session) -> bool:
+    """Whether the main line's first turn is the session's start; False: branches start with the session, too, and that
+    turn's delay counts from there."""
+    return all(branch.after is not None for branch in session.branches)
+
+
 def cut(session: Session, max_turns: int | None) -> Session:
     """The session with a main line of at most so many turns; its turns are numbered anew.
 
