@@ -451,21 +451,92 @@ def test_redis_a_trace_that_is_there_is_replaced_only_when_asked(server):
             assert client.xlen("infersiege:mine:sessions") == 1
 
 
-def test_redis_a_load_that_fails_leaves_what_was_there(server):
+def unfinished_of(client: redis.Redis) -> list[str]:
+    return client.keys("*unfinished*")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the file ended early"), ValueError("a row"), KeyboardInterrupt()])
+def test_redis_a_load_that_fails_leaves_what_was_there(server, error):
+    """And what it raises stays what it is: a ValueError of a row says nothing of the URL."""
     trace = open_trace("infersiege.jsonl", base=EXAMPLES)
     header = header_of(trace, ())
+    seen = []
 
     def breaking():
         yield from timed(*range(700))
-        raise RuntimeError("the file ended early")
+        seen.extend(unfinished_of(client))
+        raise error
 
-    with server() as url:
+    with server() as url, redis.Redis.from_url(url, decode_responses=True) as client:
         redis_stream.load(url, "mine", every_session(trace), header)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(type(error)) as caught:
             redis_stream.load(url, "mine", breaking(), header, replace=True)
-        with redis.Redis.from_url(url, decode_responses=True) as client:
-            assert client.xlen("infersiege:mine:sessions") == 3
-            assert not client.keys("*unfinished*")
+        assert caught.value is error
+        assert len(seen) == 1, "some of it was there already"
+        assert client.xlen("infersiege:mine:sessions") == 3
+        assert not unfinished_of(client)
+
+
+def test_redis_batches_are_of_so_many_bytes(server):
+    """Sessions of agents have megabytes: 500 of them at once would not fit the memory."""
+    text = "x" * (redis_stream.BATCH_BYTES // 2)
+    turn = Turn(messages=({"role": "user", "content": text},))
+    there = []
+
+    def large():
+        for number in range(5):
+            there.append(sum(client.xlen(key) for key in unfinished_of(client)))
+            yield Session(session_id=f"s{number}", turns=(turn,))
+
+    with server() as url, redis.Redis.from_url(url, decode_responses=True) as client:
+        loaded = redis_stream.load(url, "mine", large(), normal.Header(infersiege_trace=1))
+        assert client.xlen(loaded.key) == 5
+    assert there == [0, 0, 2, 2, 4], "two fill a batch"
+
+
+def test_redis_two_loads_of_one_name_do_not_mix(server):
+    header = normal.Header(infersiege_trace=1)
+
+    def slow():
+        yield from timed(*range(600))
+        redis_stream.load(url, "mine", timed(*range(550)), header)
+        yield from timed(9)
+
+    with server() as url, redis.Redis.from_url(url, decode_responses=True) as client:
+        with pytest.raises(UsageError, match="there is a trace 'mine' already"):
+            redis_stream.load(url, "mine", slow(), header)
+        assert client.xlen("infersiege:mine:sessions") == 550, "the one that was whole first"
+        client.delete(*redis_stream.keys("mine"))
+        assert redis_stream.load(url, "mine", slow(), header, replace=True).sessions == 601
+        assert client.xlen("infersiege:mine:sessions") == 601
+        assert client.ttl("infersiege:mine:sessions") == -1, "it stays"
+        assert not unfinished_of(client)
+
+
+def test_redis_forgets_what_a_killed_load_has_left(server):
+    left = []
+
+    def watched():
+        yield from timed(*range(600))
+        left.extend(client.ttl(key) for key in unfinished_of(client))
+        yield from timed(1)
+
+    with server() as url, redis.Redis.from_url(url, decode_responses=True) as client:
+        redis_stream.load(url, "mine", watched(), normal.Header(infersiege_trace=1))
+    assert len(left) == 1
+    assert 0 < left[0] <= 3_600
+
+
+def test_redis_that_loses_entries_is_told(server):
+    def losing():
+        yield from timed(*range(600))
+        client.delete(*unfinished_of(client))
+        yield from timed(1)
+
+    with server() as url, redis.Redis.from_url(url, decode_responses=True) as client:
+        with pytest.raises(UsageError, match="has lost what was written"):
+            redis_stream.load(url, "mine", losing(), normal.Header(infersiege_trace=1))
+        assert not client.keys("*")
 
 
 @pytest.mark.parametrize(
@@ -481,22 +552,49 @@ def test_redis_refusals_are_one_line_without_the_password(server, settings, user
         redis_stream.load(
             url.replace("//", f"//{user}"), "mine", timed(*range(20_000)), normal.Header(infersiege_trace=1)
         )
-    assert "wrong" not in str(caught.value).split(":")[1], why
+    assert "wrong@" not in str(caught.value), why
+    assert "session_id" not in str(caught.value), "the client repeats the command, which has a session's words"
     assert caught.value.hint
 
 
+PLACE = "the address of --redis"
+
+
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("url", "message", "why"),
     [
-        ("redis://user:pw@127.0.0.1:{port}/0", r"^redis://127\.0\.0\.1:\d+/0: .*refused"),
-        ("http://127.0.0.1:{port}", "no Redis URL"),
-        ("redis://127.0.0.1:x/0", "no Redis URL"),
+        ("redis://user:hunter2@127.0.0.1:{port}/0", r"^redis://127\.0\.0\.1:\d+/0: .*refused", "nobody is there"),
+        ("redis://127.0.0.1:{port}/0?password=hunter2", r"^redis://127\.0\.0\.1:\d+/0: .*refused", "a query"),
+        ("redis://u:hunter2@[::1]:{port}", r"^redis://\[::1\]:\d+: ", "an address with colons"),
+        ("unix:///nowhere/hunt.sock?password=hunter2", r"^unix:///nowhere/hunt.sock: ", "a socket's path is no secret"),
+        ("http://127.0.0.1:{port}", r"^http://127\.0\.0\.1:\d+: is no Redis URL", "another scheme"),
+        ("redis://127.0.0.1:x/0", f"^{PLACE}: is no Redis URL", "a port that is none"),
+        ("redis://user:hun/ter2@127.0.0.1", f"^{PLACE}: is no Redis URL", "a slash ends the host"),
+        ("redis://:hunter2#x@127.0.0.1", f"^{PLACE}: is no Redis URL", "a hash mark, too"),
+        ("redis://u:hun?ter2@127.0.0.1", f"^{PLACE}: is no Redis URL", "and a question mark"),
+        ("redis://127.0.0.1:{port}/ter2@127.0.0.1", f"^{PLACE}: ConnectionError", "a host by its looks"),
+        ("user:hunter2@127.0.0.1:6379", f"^{PLACE}: is no Redis URL", "no scheme"),
+        ("redis://127.0.0.1/0?db=hunter2", r"^redis://127.0.0.1/0: is no Redis URL", "a value that the client refuses"),
+        ("redis://127.0.0.1/0?hunter2=1", r"^redis://127.0.0.1/0: is no Redis URL", "a field that it does not know"),
+        ("redis://[::1/hunter2", f"^{PLACE}: is no Redis URL", "half a bracket"),
+        ("hunter2", f"^{PLACE}: is no Redis URL", "a password in the wrong place"),
     ],
 )
-def test_redis_that_is_not_there(url, message, free_port):
+def test_redis_addresses_are_shown_without_what_may_be_secret(url, message, why, free_port):
     with pytest.raises(UsageError, match=message) as caught:
         redis_stream.load(url.format(port=free_port()), "mine", timed(1), normal.Header(infersiege_trace=1))
-    assert "pw" not in f"{caught.value}{caught.value.hint}"
+    said = f"{caught.value}{caught.value.hint}"
+    assert "hunter2" not in said, why
+    assert "ter2" not in said, why
+    assert "hun/" not in said
+
+
+@given(password=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=6, max_size=20))
+def test_redis_addresses_show_no_password_however_it_is_written(password):
+    secret = f"pw{password}pw"
+    for url in (f"redis://:{secret}@host:6379/0", f"redis://u:{secret}@host", f"redis://host/0?password={secret}"):
+        assert secret not in redis_stream.shown(url)
+        assert "pw" not in redis_stream.shown(url)
 
 
 # ------------------------------------------------------------------------------------------------------ our own form
