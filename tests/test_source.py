@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from infersiege.errors import UsageError
 from infersiege.plan.load import plan_from_json, plan_json
-from infersiege.plan.schema import Channel, Load, Plan, Run, Stop, Workload
+from infersiege.plan.load_schema import Load, Sine, Stage
+from infersiege.plan.schema import Channel, Plan, Run, Stop, Workload
 from infersiege.schedule import Ticket
 from infersiege.swarm.ledger import request_id_of, workload_key
 from infersiege.swarm.source import SessionSource
@@ -66,11 +67,60 @@ MIXED = (
     Workload(scenario="long-document", trace="builtin:long-document", length_scale=0.02, language="zh"),
     Workload(scenario="agent", trace="builtin:agent", options=QUICK),
 )
+RISING = (
+    Stage(rate=20.0, duration_ns=SECOND),
+    Stage(rate=60.0, duration_ns=SECOND, ramp_ns=SECOND // 2, sine=Sine(amplitude=0.5, period_ns=SECOND // 4)),
+)
 LOADS = [
     (Load(mode="closed", users=7), "users take the next session when they are free"),
     (Load(mode="open", rate=50.0), "Poisson arrivals"),
     (Load(mode="open", rate=50.0, arrivals="constant"), "arrivals on a grid"),
 ]
+
+
+def test_di_07_stages_and_loads_side_by_side_are_the_same_on_any_number_of_workers() -> None:
+    """Arrivals of each stream, in each stage, and prompts with the stage's salt: on 1, 2 and 7 workers."""
+    described = plan(
+        MIXED[0],
+        msgspec.structs.replace(MIXED[2], scenario="open", load=Load(mode="open", rate=15.0)),
+        msgspec.structs.replace(
+            MIXED[2], scenario="bursts", load=Load(mode="open", rate=9.0, arrivals="gamma", burstiness=0.3)
+        ),
+        load=Load(mode="open", stages=RISING, pause_ns=SECOND // 10),
+        run=Run(seed=7, nonce="n"),
+    )
+
+    def fleet(members: int) -> list[list[tuple[str, int | None, bytes]]]:
+        sources = [SessionSource(described, place=place, members=members) for place in range(members)]
+        return [
+            sorted((played(source, t) for source in sources for t in source.tickets(stream.number)), key=str)
+            for stream in sources[0].streams
+        ]
+
+    alone = fleet(1)
+    assert fleet(2) == fleet(7) == alone
+    assert [len(stream) for stream in alone] == [
+        pytest.approx(20 + 50, abs=30),
+        pytest.approx(30, abs=20),
+        pytest.approx(18, abs=18),
+    ]
+    dues = [due_ns for stream in alone for _, due_ns, _ in stream if due_ns is not None]
+    assert not [due_ns for due_ns in dues if SECOND <= due_ns < SECOND + SECOND // 10], "nothing is due in the pause"
+    names = Counter(name for stream in alone for name, _, _ in stream)
+    assert max(names.values()) == 1, "an id is one session's, whichever load it came with"
+
+
+def test_ls_11_each_stage_has_a_salt_of_its_own() -> None:
+    described = plan(load=Load(mode="open", stages=RISING), run=Run(seed=7, nonce="n"))
+    source = SessionSource(described, place=0, members=1)
+    first = next(source.tickets())
+    assert source.stage_of(first) == "1: 20/s"
+    prompts = {
+        msgspec.json.encode(turn.messages)
+        for stage in ("1: 20/s", "2: 60/s")
+        if (turn := source.named_conversation(first, stage)[1].next_turn()) is not None
+    }
+    assert len(prompts) == 2
 
 
 @pytest.mark.parametrize(("load", "why"), LOADS, ids=[why for _, why in LOADS])

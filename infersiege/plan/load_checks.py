@@ -50,6 +50,7 @@ def loads(draft: Draft) -> None:
     """[load], its stages, and the loads of single workloads."""
     plan, faults = draft.plan, draft.faults
     own = [(index, workload.load) for index, workload in enumerate(plan.workloads) if workload.load is not None]
+    _end_of_run(draft, mixed=bool(own))
     shared = len(own) < len(plan.workloads) or not plan.workloads
     if shared:
         _shared_load(draft)
@@ -61,7 +62,6 @@ def loads(draft: Draft) -> None:
         _own_load(draft, index, load)
     if plan.load.pause_ns and not plan.load.stages and faults.ok("load", "pause") and faults.ok("load", "stages"):
         faults.add(("load", "pause"), "means nothing without stages, between which it would be")
-    _end_of_run(draft, mixed=bool(own))
     _size(draft)
 
 
