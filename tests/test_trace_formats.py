@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import zstandard
 
@@ -75,3 +77,15 @@ def test_normal_form_keeps_everything(name, tmp_path):
     assert (
         again.arrivals_ns is None if trace.arrivals_ns is None else list(again.arrivals_ns) == list(trace.arrivals_ns)
     )
+
+
+SCHEMA = Path(__file__).parents[1] / "docs" / "schema" / "session.schema.json"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sessions_fit_the_published_schema(name):
+    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    for line in list(normal.lines(sessions(opened(name))))[1:]:
+        validator.validate(json.loads(line))
+    with pytest.raises(jsonschema.ValidationError):
+        validator.validate({"session_id": "a"})

@@ -22,15 +22,19 @@ FILES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "series": (SeriesRow, "One line of telemetry/gpu.jsonl and telemetry/engine.jsonl"),
     "summary": (Summary, SUMMARY),
     "plan": (PlanFile, PLAN),
+}
+"""Name of the schema file -> (type, what it describes): the files of a run directory."""
+
+TRACES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "session": (Session, "One line of a trace in the format `infersiege`, after its first"),
 }
-"""Name of the schema file -> (type, what it describes)."""
+"""The same, of traces."""
 
 
 def schemas() -> dict[str, dict[str, Any]]:
     """File name -> JSON Schema (2020-12)."""
     made = {}
-    for name, (kind, title) in FILES.items():
+    for name, (kind, title) in {**FILES, **TRACES}.items():
         (schema,), components = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
         made[f"{name}.schema.json"] = {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
