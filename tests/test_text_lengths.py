@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 import msgspec
 import pytest
@@ -114,8 +115,25 @@ def test_cache_is_bounded_and_changes_nothing():
     for ident in [*range(30), *range(30)]:
         for language in LANGUAGES:
             assert small.block("s", ident, 400, language) == none.block("s", ident, 400, language)
-    assert 0 < small.cached_bytes <= 20_000
-    assert none.cached_bytes == 0
+    kept = small.block("s", 1, 400)
+    assert small.block("s", 1, 400) is kept
+    for ident in range(2, 60):  # of about 2,000 bytes each
+        small.block("s", ident, 400)
+    assert small.block("s", 1, 400) is not kept
+    assert none.block("s", 1, 400) is not none.block("s", 1, 400)
+
+
+def test_cache_takes_no_more_memory_than_it_may():
+    synthesizer = Synthesizer(1, cache_bytes=200_000)
+    synthesizer.block("s", 0, 400)
+    tracemalloc.start()
+    try:
+        for ident in range(1, 1_000):
+            synthesizer.block("s", ident, 400)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 150_000 < held < 400_000, "its texts, and what Python needs to find them; 2 MB were made"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

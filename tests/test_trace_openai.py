@@ -334,7 +334,7 @@ def test_items_of_the_responses_endpoint_become_messages(tmp_path):
             {"type": "reasoning", "summary": []},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "wait"}]},
             {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'},
-            {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c2", "name": "f", "arguments": "no JSON"},
             {"type": "function_call_output", "call_id": "c2", "output": "2"},
             {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "1"}]},
             {
@@ -355,7 +355,7 @@ def test_items_of_the_responses_endpoint_become_messages(tmp_path):
     session = trace.session(0)
     calls = [
         {"id": ident, "type": "function", "function": {"name": "f", "arguments": arguments}}
-        for ident, arguments in (("c1", '{"x": 1}'), ("c2", "{}"))
+        for ident, arguments in (("c1", '{"x": 1}'), ("c2", '{"arguments":"no JSON"}'))
     ]
     assert requests(trace)[-1] == [
         {"role": "system", "content": "be brief"},
@@ -380,6 +380,7 @@ def test_items_of_the_responses_endpoint_become_messages(tmp_path):
     }
     assert trace.warnings == (
         "a reasoning item of the responses endpoint is not sent",
+        "arguments of a tool call are no JSON object and are sent as the only member of one",
         "a tool of the server is not sent",
     )
 

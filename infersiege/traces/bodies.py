@@ -10,6 +10,7 @@ from typing import Any
 
 from infersiege.records import Message
 from infersiege.traces.chat import UnsendableError
+from infersiege.traces.chat_parts import answer, content_of, image_part, text_part, tool_call
 from infersiege.traces.trace import Tally
 
 _SILENT = frozenset({"embeddings", "moderations", "rerank", "score", "tokenize"})
@@ -127,13 +128,15 @@ def _add_item(messages: list[Message], item: object, tally: Tally) -> None:
     if kind == "message":
         messages.append({"role": item.get("role"), "content": _content(item.get("content"))})
     elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        ident, name = item.get("call_id"), item.get("name")
+        if not isinstance(ident, str) or not isinstance(name, str):
+            raise UnsendableError("bad_tool_call")
+        call = tool_call(ident, name, item.get("arguments"), tally)
         # Calls of one answer are items of their own, after its text.
         if messages and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
-            messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+            messages.append(answer(None, [call]))
     elif kind == "function_call_output":
         output = item.get("output")
         content = output if isinstance(output, str) else _content(output)
@@ -145,23 +148,17 @@ def _add_item(messages: list[Message], item: object, tally: Tally) -> None:
 
 
 def _content(raw: object) -> object:
-    """Text stays a string where it is all there is."""
-    if not isinstance(raw, list):
-        return raw
-    parts = [_part(part) for part in raw]
-    if len(parts) == 1 and parts[0]["type"] == "text":
-        return parts[0]["text"]
-    return parts
+    """Parts in the chat form; what is none is checked with its message."""
+    return content_of([_part(part) for part in raw]) if isinstance(raw, list) else raw
 
 
 def _part(part: object) -> dict[str, Any]:
     if isinstance(part, dict):
         kind = part.get("type")
         if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
-            return {"type": "text", "text": part["text"]}
+            return text_part(part["text"])
         if kind == "input_image" and isinstance(part.get("image_url"), str):
-            image = {key: part[key] for key in ("detail",) if part.get(key) is not None}
-            return {"type": "image_url", "image_url": {"url": part["image_url"], **image}}
+            return image_part(part["image_url"], **{key: part[key] for key in ("detail",) if part.get(key) is not None})
     raise UnsendableError("unknown_part")
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
-from infersiege.records import BlockText, Message, Turn
+from infersiege.records import BlockText, Turn
+from infersiege.traces import chat_parts
+from infersiege.traces.chat_parts import answer_of, image_part, text_part, user_message
 from infersiege.traces.message_size import message_tokens
 from infersiege.traces.options import Option
-from infersiege.traces.trace import ReadOptions
+from infersiege.traces.trace import ReadOptions, Tally
 
 FILL = Option(
     default=True,
@@ -50,31 +52,8 @@ def _led(turn: Turn, block: BlockText) -> Turn:
     return msgspec.structs.replace(turn, messages=messages, texts=(block, *texts[1:]))
 
 
-def answer_of(texts: Sequence[str], calls: Sequence[dict[str, Any]]) -> Message:
-    """One assistant message; its calls are those that a result follows (servers refuse a history with open calls)."""
-    content = "\n\n".join(text for text in texts if text)
-    message: Message = {"role": "assistant", "content": content if content or not calls else None}
-    if calls:
-        message["tool_calls"] = list(calls)
-    return message
-
-
 def tool_call(ident: str, name: str, arguments: object) -> dict[str, Any]:
-    if not isinstance(arguments, str):
-        arguments = msgspec.json.encode(arguments).decode()
-    return {"id": ident, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return chat_parts.tool_call(ident, name, arguments, Tally())
 
 
-def user_message(parts: Sequence[dict[str, Any]], role: str = "user") -> Message:
-    """Parts that stood in one request as one message: a text where all are texts, content parts where images are."""
-    if all(part["type"] == "text" for part in parts):
-        return {"role": role, "content": "\n\n".join(part["text"] for part in parts)}
-    return {"role": role, "content": list(parts)}
-
-
-def text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def image_part(url: str) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": url}}
+__all__ = ["FILL", "answer_of", "filled", "image_part", "text_part", "tool_call", "user_message"]

@@ -50,14 +50,6 @@ class CalledTools:
         }
 
 
-def derive_tools(conversations: Iterable[Iterable[Message]]) -> tuple[dict[str, Any], ...]:
-    """A schema for each function called in these conversations; empty where nothing was called."""
-    called = CalledTools()
-    for messages in conversations:
-        called.add(messages)
-    return called.schemas()
-
-
 def _arguments(raw: object) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw) if isinstance(raw, str) else raw

@@ -15,6 +15,7 @@ import msgspec
 
 from infersiege.records import Message, Session
 from infersiege.traces.chat import UnsendableError
+from infersiege.traces.chat_parts import answer, joined_text, tool_call
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.options import Option
@@ -23,7 +24,6 @@ from infersiege.traces.trace import ReadOptions, Tally
 from infersiege.traces.trajectory import (
     Found,
     Said,
-    answer,
     cut,
     documents,
     instant_ns,
@@ -31,7 +31,6 @@ from infersiege.traces.trajectory import (
     openai_message,
     read_trajectories,
     shaped,
-    tool_call,
     usage_tokens,
 )
 
@@ -80,7 +79,7 @@ def _said(raw: dict[str, Any], place: str, tally: Tally) -> Iterator[Said]:
         yield Said(_response(raw, tally), at_ns=at_ns, prompt_tokens=prompt, output_tokens=output)
     elif raw.get("type") == "function_call_output":
         ident = raw.get("call_id")
-        yield Said({"role": "tool", "tool_call_id": ident, "content": _text(raw.get("output"))}, at_ns=at_ns)
+        yield Said({"role": "tool", "tool_call_id": ident, "content": joined_text(raw.get("output"))}, at_ns=at_ns)
     elif raw.get("role") == "assistant":
         response = extra.get("response")
         prompt, output = usage_tokens(response.get("usage") if isinstance(response, dict) else None, place)
@@ -88,7 +87,7 @@ def _said(raw: dict[str, Any], place: str, tally: Tally) -> Iterator[Said]:
     else:
         message = openai_message(raw, tally)
         if raw.get("type") == "message":  # of the Responses API
-            message = {**message, "content": _text(raw.get("content"))}
+            message = {**message, "content": joined_text(raw.get("content"))}
         yield Said(message, at_ns=at_ns)
 
 
@@ -98,18 +97,10 @@ def _response(raw: dict[str, Any], tally: Tally) -> Message:
     for item in raw.get("output") or ():
         kind = item.get("type") if isinstance(item, dict) else None
         if kind == "message":
-            texts.append(_text(item.get("content")))
+            texts.append(joined_text(item.get("content")))
         elif kind == "function_call":
             ident, name = item.get("call_id") or item.get("id"), item.get("name")
             if not isinstance(ident, str) or not isinstance(name, str):
                 raise UnsendableError("bad_tool_call")
             calls.append(tool_call(ident, name, item.get("arguments"), tally))
     return answer("\n".join(texts), calls)
-
-
-def _text(content: object) -> str:
-    """Text of content parts, or content that is text already."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "\n".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))

@@ -17,6 +17,7 @@ import msgspec
 from infersiege.errors import TraceError
 from infersiege.records import Message, Session
 from infersiege.traces.chat import UnsendableError, check_messages, turns_of
+from infersiege.traces.chat_parts import answer, tool_call
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.objects import objects
@@ -169,7 +170,7 @@ def _messages(said: Sequence[Any], tally: Tally) -> list[Message]:
             tally.odd("a talk begins with an answer, which is left out")
             continue
         if role == "call":
-            call = _call(text, f"call_{made}")
+            call = _call(text, f"call_{made}", tally)
             role = "assistant"
             if call is not None:
                 calls.append(f"call_{made}")
@@ -177,7 +178,7 @@ def _messages(said: Sequence[Any], tally: Tally) -> list[Message]:
                 if messages[-1]["role"] == "assistant":
                     messages[-1].setdefault("tool_calls", []).append(call)
                 else:
-                    messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+                    messages.append(answer(None, [call]))
                 continue
         if role == "tool":
             if calls:
@@ -206,7 +207,7 @@ def _said(each: object) -> tuple[str, str]:
     return known, text
 
 
-def _call(text: str, ident: str) -> dict[str, Any] | None:
+def _call(text: str, ident: str, tally: Tally) -> dict[str, Any] | None:
     """A `function_call`, whose value is `{"name", "arguments"}` as JSON; None: it is plain text."""
     try:
         value = decode_json(text)
@@ -214,8 +215,7 @@ def _call(text: str, ident: str) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    function = {"name": value["name"], "arguments": value.get("arguments", "")}
-    return {"id": ident, "type": "function", "function": function}
+    return tool_call(ident, value["name"], value.get("arguments"), tally)
 
 
 def _tools(raw: object, tally: Tally) -> tuple[dict[str, Any], ...] | None:

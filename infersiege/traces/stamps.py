@@ -40,7 +40,7 @@ def stamp_ns(text: str) -> int:
 def date_ns(value: object, what: str, place: str) -> int:
     """ns since the epoch of an ISO date and time, within a century of it. Raises TraceError."""
     if not isinstance(value, str):
-        raise TraceError(f"{place}: {what} is a {type(value).__name__}, a date and time is wanted", hint=DATE_HINT)
+        raise TraceError(f"{place}: {what} is no string, a date and time is wanted", hint=DATE_HINT)
     try:
         at_ns = stamp_ns(value)
     except ValueError as error:

@@ -15,6 +15,7 @@ import msgspec
 
 from infersiege.records import Message, Session
 from infersiege.traces.chat import UnsendableError
+from infersiege.traces.chat_parts import answer
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.options import Option
@@ -23,7 +24,6 @@ from infersiege.traces.trace import ReadOptions, Tally
 from infersiege.traces.trajectory import (
     Found,
     Said,
-    answer,
     cut,
     documents,
     name_of,

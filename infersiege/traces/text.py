@@ -68,11 +68,6 @@ class Synthesizer:
             if not known.chars_per_token > 0:
                 raise InternalError(f"chars per token of {language!r} is {known.chars_per_token}, it must be above 0")
 
-    @property
-    def cached_bytes(self) -> int:
-        """Size of the kept text, counted as it lies in memory (two bytes a character for Chinese)."""
-        return self._cached
-
     def text(self, block: BlockText) -> str:
         """The whole text: each id's text, joined by a line end. Ids of 0 tokens give nothing."""
         if len(block.ids) == 1:

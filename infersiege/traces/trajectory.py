@@ -15,6 +15,7 @@ import msgspec
 from infersiege.errors import TraceError
 from infersiege.records import Message, Session, Turn
 from infersiege.traces.chat import UnsendableError, check_messages
+from infersiege.traces.chat_parts import answer, tool_call
 from infersiege.traces.derived_tools import CalledTools
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
@@ -133,33 +134,6 @@ def _output_tokens(answers: Sequence[Said], options: ReadOptions) -> int | None:
 def _is_empty(message: Message) -> bool:
     content = message["content"]
     return message["role"] == "user" and (not content.strip() if isinstance(content, str) else not content)
-
-
-def answer(content: object, calls: Sequence[dict[str, Any]] = ()) -> Message:
-    """An assistant message: its content is null only where it calls tools. Raises UnsendableError."""
-    if content is not None and not isinstance(content, str | list):
-        raise UnsendableError("message_without_content")
-    message: Message = {"role": "assistant", "content": content or (None if calls else "")}
-    if calls:
-        message["tool_calls"] = list(calls)
-    return message
-
-
-def tool_call(ident: str, name: str, arguments: object, tally: Tally) -> dict[str, Any]:
-    """A call in OpenAI's form. Its arguments are the text of a JSON object, as servers want it: what a model wrote that
-    is none is put into one, so that it stays in the history."""
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    if not text.strip() or arguments is None:
-        text = "{}"
-    else:
-        try:
-            whole = isinstance(msgspec.json.decode(text), dict)
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            whole = False
-        if not whole:
-            tally.odd("arguments of a tool call are no JSON object and are sent as the only member of one")
-            text = msgspec.json.encode({"arguments": text}).decode()
-    return {"id": ident, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def openai_calls(raw: object, tally: Tally) -> list[dict[str, Any]]:
