@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import time
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,7 +35,7 @@ from infersiege.traces.change import (
     redacted_text,
     stretched,
 )
-from infersiege.traces.chat import check_messages
+from infersiege.traces.chat import REQUEST_FIELDS, check_messages
 from infersiege.traces.session_checks import check_branches
 from infersiege.traces.shape import IMAGE_TOKENS, Shaper, shape_header
 
@@ -140,6 +142,35 @@ def test_tr_15_shape_only_keeps_no_word_from_any_place():
     assert "jane" not in msgspec.json.encode(shaped).decode()
     assert shaped.turns[0].extra == {"temperature": 0.5}
     assert [message["role"] for message in shaped.turns[0].messages] == ["system", "user"]
+
+
+def strings_of(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from strings_of(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings_of(item)
+
+
+OURS = {
+    *(field for struct in (Session, Turn, Branch, BlockText) for field in struct.__struct_fields__),
+    *REQUEST_FIELDS,
+    *("role", "content", "system", "user", "assistant", "", "shape", "en", "zh"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.iterdir() if path.is_file()))
+def test_tr_15_a_shape_of_any_format_has_only_our_own_words(name):
+    trace = open_trace(name, base=EXAMPLES, options={"rows": "cumulative"} if "cumulative" in name else {})
+    shaper = Shaper(KEY)
+    for session in every_session(trace):
+        shaped = msgspec.json.decode(msgspec.json.encode(shaper.session(session)))
+        assert re.fullmatch("[0-9a-f]{16}", shaped.pop("session_id"))
+        assert set(strings_of(shaped)) <= OURS
 
 
 def test_tr_15_a_shapes_header_names_neither_file_nor_its_hash():
@@ -314,6 +345,13 @@ def test_tr_15_redact_reads_json_in_texts(arguments, gone, why):
     assert gone not in written, why
     assert "hunter2" not in written
     assert r"\"n\"" in written, "what is no secret stays"
+
+
+def test_redact_writes_json_anew_only_where_it_must():
+    text = '{ "to":  "jane@corp.example",\n "n": 1 }'
+    turn = Turn(messages=({"role": "tool", "tool_call_id": "c", "content": text},))
+    clean = redacted(Session(session_id="s", turns=(turn,))).turns[0].messages[0]["content"]
+    assert clean == text.replace("jane@corp.example", "user@example.com")
 
 
 def test_tr_15_redact_looks_at_the_files_name_too():

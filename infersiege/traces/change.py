@@ -25,6 +25,7 @@ _MAIL = re.compile(
     rf"(?:[{_LATIN}-]+|{_CJK})(?:[.\uff0e](?:[{_LATIN}-]+|{_CJK}))+"
 )
 """Also with the sign as URLs, JSON and HTML write it."""
+_MAIL_SIGNS = ("@", "\uff20", "%40", "u0040", "&#64;", "&commat;")
 _KEYS = re.compile(
     r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
     r"|\bxox[a-z]-[A-Za-z0-9-]{10,}"
@@ -34,6 +35,22 @@ _KEYS = re.compile(
     re.DOTALL,
 )
 """Of clouds, chats, package registries, and private keys: what people paste, and servers of models never echo."""
+_KEY_SIGNS = (
+    "AKIA",
+    "ASIA",
+    "xox",
+    "github_pat",
+    "gho",
+    "ghu",
+    "ghs",
+    "ghr",
+    "npm",
+    "dop_v1",
+    "pypi",
+    "ya29.",
+    "PRIVATE KEY",
+)
+"""One of them is in every such text: looking for a plain string takes no time."""
 _SHORT_KEY = re.compile(r"(?<![A-Za-z0-9])(?:sk|pk|rk)-[A-Za-z0-9_\-]{3,}")
 """Shorter ones than `scrub` takes: here a word too many is better than a key too many."""
 
@@ -46,7 +63,10 @@ def every_session(trace: Trace, count: int | None = None) -> Iterator[Session]:
 
 def redacted_text(text: str) -> str:
     """Keys and mail addresses replaced; everything else as it was."""
-    return _MAIL.sub("user@example.com", _SHORT_KEY.sub(REDACTED, scrub(_KEYS.sub(REDACTED, text))))
+    if any(sign in text for sign in _KEY_SIGNS):
+        text = _KEYS.sub(REDACTED, text)
+    text = _SHORT_KEY.sub(REDACTED, scrub(text))
+    return _MAIL.sub("user@example.com", text) if any(sign in text for sign in _MAIL_SIGNS) else text
 
 
 def redacted(session: Session) -> Session:
@@ -74,16 +94,17 @@ def _names_key(name: str) -> bool:
 
 
 def _clean_text(text: str) -> str:
-    """A text that is JSON is looked at as what it says: `\\u0040` in it is an @, and its keys name values."""
-    if text[:1] in ("{", "["):
-        try:
-            value = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError, UnicodeError):
-            return redacted_text(text)
-        clean = _clean(value)
-        if clean != value:
-            text = msgspec.json.encode(clean).decode()
-    return redacted_text(text)
+    """JSON is looked at as what it says, too: `\\u0040` in it is an @, and its keys name values. It is written anew only
+    where that finds something that stood there unseen."""
+    text = redacted_text(text)
+    if text[:1] not in ("{", "["):
+        return text
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return text
+    clean = _clean(value)
+    return text if clean == value else msgspec.json.encode(clean).decode()
 
 
 def drawn(session_id: str, index: int, seed: int) -> float:

@@ -24,7 +24,8 @@ from infersiege.traces.stamps import DATE_HINT, FARTHEST_NS, stamp_ns
 from infersiege.traces.trace import ReadOptions, Tally, check_span
 from infersiege.traces.values import check_tokens
 
-_SUFFIXES = frozenset({".gz", ".zst", ".json", ".jsonl", ".traj"})
+_WRITTEN_AS = frozenset({".gz", ".zst", ".json", ".jsonl", ".traj"})
+"""Ends of file names that say how a file is written, not which one it is."""
 
 
 class Said(NamedTuple):
@@ -232,7 +233,7 @@ def name_of(source: Source, place: str) -> str:
     """A name for the only session of a file: its path in the folder that was opened, without suffixes."""
     path = Path(place.rpartition(":")[0])
     path = path.relative_to(source.path) if path != source.path else Path(path.name)
-    while path.suffix in _SUFFIXES and path.stem:
+    while path.suffix in _WRITTEN_AS and path.stem:
         path = path.with_suffix("")
     return path.as_posix()
 
