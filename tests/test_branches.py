@@ -19,7 +19,8 @@ from siege import Siege, check_conserved, check_passed, plan_text
 
 from infersiege.records import Branch, Message, Outcome, Reason, Session, Turn
 from infersiege.traces import Conversation, Synthesizer
-from infersiege.traces.normal import check_branches, write
+from infersiege.traces.normal import write
+from infersiege.traces.session_checks import check_branches
 from infersiege.traces.session_lines import cut, lines_of
 
 SYNTHESIZER = Synthesizer(1)

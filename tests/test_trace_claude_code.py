@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import Session
-from infersiege.traces import READERS, Conversation, Synthesizer, Trace, normal, open_trace
+from infersiege.traces import READERS, Conversation, Synthesizer, Trace, normal, open_trace, session_checks
 from infersiege.traces.source import Source
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
@@ -319,7 +319,7 @@ def test_subagents_start_with_their_call_and_are_joined_by_the_request_with_thei
     assert delays == {"look for x": [0.5, 0.5], "look for y": [1.0], "look deeper": [1.0]}
     assert session.turns[2].delay_ns == SECOND // 2, "from the end of the last subagent to its result"
     assert trace.warnings == ()
-    normal.check_branches(session, "here")
+    session_checks.check_branches(session, "here")
 
 
 def test_subagents_in_the_background_are_waited_for_by_nobody(tmp_path):

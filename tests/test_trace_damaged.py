@@ -11,7 +11,7 @@ import pytest
 
 from infersiege.errors import TraceError
 from infersiege.traces import open_trace
-from infersiege.traces.normal import check_branches
+from infersiege.traces.session_checks import check_branches
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 SECRET = "sk-secret"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from infersiege.errors import TraceError
 from infersiege.records import BlockText, Session, Turn
 from infersiege.traces import Conversation, Synthesizer, Trace, describe, normal, open_trace
-from infersiege.traces.row_groups import grouped
+from infersiege.traces.row_groups import Places, came_before, grouped
 from infersiege.traces.source import Row
 from infersiege.traces.stamps import stamp_ns
 
@@ -151,7 +152,7 @@ def test_azure_lengths_are_scaled_once(tmp_path):
         (AZURE, ["2023-11-16 18:15:46,374"], "a.csv:2: has 2 columns, 3 are wanted"),
         (AZURE, ["2023-11-16 18:15:46,374,44,1"], "a.csv:2: has 4 columns"),
         (AZURE, ["yesterday,374,44"], "a.csv:2: TIMESTAMP is a string of 9 characters that is no date"),
-        (AZURE, ["2023-11-16 18:15:46,many,44"], "a.csv:2: ContextTokens is 'many', a whole number"),
+        (AZURE, ["2023-11-16 18:15:46,many,44"], "a.csv:2: ContextTokens is a text of 4 characters, a whole number"),
         (AZURE, ["2023-11-16 18:15:46,1.5,44"], "a.csv:2: ContextTokens is '1.5', a whole number"),
         (AZURE, ["2023-11-16 18:15:46,-3,44"], "a.csv:2: ContextTokens is '-3', a whole number"),
         (AZURE, ["2023-11-16 18:15:46,inf,44"], "a.csv:2: ContextTokens is 'inf', a whole number"),
@@ -167,9 +168,13 @@ def test_azure_lengths_are_scaled_once(tmp_path):
             "a.csv:3: time since the first row is 100",
         ),
         (AZURE, ["2023-11-16 18:15:46,1,1", '"' + "x" * 200_000 + '",1,1'], "a.csv:3: is no line of a CSV file"),
-        (AZURE + ",NumImages", ["2023-11-16 18:15:46,1,1,x"], "a.csv:2: NumImages is 'x', a whole number"),
-        ("a,b", ["x"], "a.csv:1: header is 'a,b', TIMESTAMP,ContextTokens,GeneratedTokens is wanted"),
-        (AZURE + ",TIMESTAMP", ["x"], "a.csv:1: header is 'TIMESTAMP"),
+        (
+            AZURE + ",NumImages",
+            ["2023-11-16 18:15:46,1,1,x"],
+            "a.csv:2: NumImages is a text of 1 characters",
+        ),
+        ("a,b", ["x"], "a.csv:1: the header has no column 'TIMESTAMP'"),
+        (AZURE + ",TIMESTAMP", ["x"], "a.csv:1: the header has a column twice"),
         (AZURE, [], "a.csv: the file has no rows"),
         (AZURE, ["2023-11-16 18:15:46,0,1"], "none of 1 rows can be sent: no_input"),
     ],
@@ -276,17 +281,25 @@ def test_burstgpt_limit_takes_all_turns_of_the_first_sessions(tmp_path):
     ("header", "rows", "message"),
     [
         (NARROW, ["5,ChatGPT,472,18,490"], "b.csv:2: has 5 columns, 6 are wanted"),
-        (NARROW, ["soon,ChatGPT,472,18,490,API log"], "b.csv:2: Timestamp is 'soon', a number is wanted"),
+        (
+            NARROW,
+            ["soon,ChatGPT,472,18,490,API log"],
+            "b.csv:2: Timestamp is a text of 4 characters, a number",
+        ),
         (NARROW, ["nan,ChatGPT,472,18,490,API log"], "b.csv:2: Timestamp is 'nan', a number is wanted"),
         (NARROW, ["-5,ChatGPT,472,18,490,API log"], "b.csv:2: Timestamp is -5, at least 0 is wanted"),
-        (NARROW, ["5,ChatGPT,472,?,490,API log"], r"b.csv:2: Response tokens is '\?', a whole number"),
+        (
+            NARROW,
+            ["5,ChatGPT,472,?,490,API log"],
+            r"b.csv:2: Response tokens is a text of 1 characters",
+        ),
         (NARROW, ["5,G,1,1,2,API log", "4.5,G,1,1,2,API log"], "b.csv:3: Timestamp went back by 0.5 s to 4.5"),
         (NARROW, ["5,G,1,1,2,API log", "1e11,G,1,1,2,API log"], "b.csv:3: time since the first row is 32 centuries"),
         (WIDE, [wide(0, "s", -1, 1, 1)], "b.csv:2: Elapsed time is -1, at least 0 is wanted"),
         (WIDE, [wide(0, "s", 1e12, 1, 1)], "b.csv:2: Elapsed time is 316 centuries"),
         (WIDE.replace("Elapsed time", "Took"), [wide(0, "s", 1, 1, 1)], "b.csv:1: has no column 'Elapsed time'"),
         (WIDE.replace("Session ID", "User"), [wide(0, "s", 1, 1, 1)], "b.csv:1: has no column 'Session ID'"),
-        ("Timestamp,Model", ["1,x"], "b.csv:1: header is 'Timestamp,Model'"),
+        ("Timestamp,Model", ["1,x"], "b.csv:1: the header has no column 'Request tokens'"),
         (NARROW, [], "b.csv: the file has no rows"),
     ],
 )
@@ -505,14 +518,27 @@ def test_any_bailian_file_is_kept_whole_by_the_normal_form(tmp_path_factory, row
 # ------------------------------------------------------------------------------------------------ what they share
 
 
-@given(keys=st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=20), limit=st.none() | st.integers(0, 5))
-def test_groups_hold_all_their_rows_in_order(keys, limit):
+@given(keys=st.lists(st.sampled_from([None, "a", "b", ("a", "b"), -1, -2, 1, "1"]), max_size=20))
+def test_groups_hold_all_their_rows_in_order(keys):
     rows = [Row(number, 10 * number, 10 * number + 5) for number in range(len(keys))]
     expected: dict[object, list[Row]] = {}
     for row, key in zip(rows, keys, strict=True):
         expected.setdefault(row if key is None else key, []).append(row)
-    found = list(grouped(rows, lambda row: keys[row.line], limit))
-    assert found == list(expected.values())[: len(expected) if limit is None else limit]
+    assert list(grouped(rows, lambda row: keys[row.line])) == list(expected.values())
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**62), st.integers(0, 2**33)), max_size=9))
+def test_places_keep_rows_of_any_size(rows):
+    places = Places()
+    expected = [Row(line, start, start + size) for line, start, size in (*rows, (1, 5, 2**32 - 1), (2, 5, 2**32))]
+    for row in expected:
+        places.append(row)
+    assert [places[number] for number in range(len(places))] == expected
+
+
+@given(marks=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 3), max_size=20))
+def test_what_came_before_is_told_in_order(marks):
+    assert came_before(array("q", marks)) == [at for at, mark in enumerate(marks) if mark in marks[:at]]
 
 
 FIELDS = ["chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids", "type", "session_id"]

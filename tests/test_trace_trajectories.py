@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import Session
-from infersiege.traces import Conversation, Synthesizer, Trace, normal, open_trace
+from infersiege.traces import Conversation, Synthesizer, Trace, normal, open_trace, session_checks
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 USER = {"role": "user", "content": "hi"}
@@ -572,7 +572,7 @@ def test_atif_example_with_subagents():
     trace = open_trace("atif.jsonl", base=EXAMPLES)
     assert trace.warnings == ()
     session = trace.session(0)
-    normal.check_branches(session, "atif")
+    session_checks.check_branches(session, "atif")
     assert [(branch.after, branch.joined_by, branch.inherits) for branch in session.branches] == [(0, 1, False)] * 2
     assert [turn.messages[0]["content"] for turn in session.turns] == [
         "You keep the clocks.",
@@ -641,7 +641,7 @@ def test_atif_nested_subagents_are_numbered_through(tmp_path):
         )
     )
     session = trace.session(0)
-    normal.check_branches(session, "atif")
+    session_checks.check_branches(session, "atif")
     spans = [(branch.after, branch.joined_by, len(branch.turns)) for branch in session.branches]
     # The main line is 0 and 1, b is 2 and 3, its own child 4, d is 5.
     assert spans == [(0, 1, 2), (2, 3, 1), (0, 1, 1)]
@@ -654,7 +654,7 @@ def test_atif_subagents_of_the_last_answers(tmp_path):
     last = child("d", step("user"), step("agent"))
     steps = [step("user"), delegating("b"), delegating("d")]
     session = open_trace(atif(tmp_path / "a.json", *steps, subagent_trajectories=[first, last])).session(0)
-    normal.check_branches(session, "atif")
+    session_checks.check_branches(session, "atif")
     assert [(branch.after, branch.joined_by) for branch in session.branches] == [(0, 1), (2, 1), (1, None)]
 
 

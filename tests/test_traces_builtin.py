@@ -19,7 +19,7 @@ from infersiege.traces import (
     describe,
     open_trace,
 )
-from infersiege.traces.normal import check_branches
+from infersiege.traces.session_checks import check_branches
 
 SYNTHESIZER = Synthesizer(1)
 DOCS = Path(__file__).parents[1] / "docs" / "traces.md"

@@ -32,7 +32,7 @@ from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, Tally, check_span
-from infersiege.traces.values import want_int, want_number
+from infersiege.traces.values import shown_key, want_int, want_number
 
 NAME = "aiperf-multi-turn"
 
@@ -74,11 +74,7 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
         return _Reader(rows, tally, options).session()
 
     trace = IndexedTrace(source, options, format=NAME, make=make, unit_hint="all times are milliseconds")
-    taken = 0
-    for rows in graph.trees():
-        if options.limit is not None and taken >= options.limit:
-            break
-        taken += trace.add(rows)
+    trace.add_sessions(graph.trees())
     return trace.finish()
 
 
@@ -195,7 +191,7 @@ class _Reader:
         if raw.get("max_tokens") is not None:
             fields["max_tokens"] = want_int(raw, "max_tokens", place)
         for key in raw.keys() - _TURN_FIELDS:
-            self._tally.odd(f"key {key[:40]!r} of turns is not sent")
+            self._tally.odd(f"key {shown_key(key)} of turns is not sent")
         asked = None
         if raw.get("output_length") is not None:
             asked = self._options.output_tokens(want_int(raw, "output_length", place)) or None

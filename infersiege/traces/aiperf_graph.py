@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from infersiege.errors import TraceError
 from infersiege.traces.indexed import Placed, want_object
+from infersiege.traces.row_groups import Places, came_before, mark
 from infersiege.traces.source import Row, Source
 from infersiege.traces.values import want_int
 
@@ -22,67 +27,121 @@ class Child(NamedTuple):
 
 
 class Graph:
-    """Which rows are roots, and which belong to them."""
+    """Which rows are roots, and which belong to them. Rows are known by their numbers, sessions by marks of their
+    names: most of a file's rows stand by themselves, and take 24 bytes."""
 
     def __init__(self, source: Source) -> None:
+        """Raises TraceError for rows that are none, and for names that are there twice or not at all."""
         self._source = source
-        self._rows: dict[str, Row] = {}
-        self._children: dict[str, tuple[str, ...]] = {}
-        self._fork_parents: dict[str, str] = {}
-        self._targets: set[str] = set()
+        self._places = Places()
+        self._marks = array("q")
+        """Of each row its name."""
+        self._parents = array("q")
+        """Of each child that a row names, in order: the row."""
+        self._named = array("q")
+        """And the mark of the child's name."""
+        forked = bytearray()
         for row in source.rows():
-            placed = Placed(source.place(row), row.line, source.json(row))
-            ident = ident_of(placed)
-            if ident in self._rows:
-                first = source.place(self._rows[ident])
-                raise TraceError(f"{placed.place}: session_id {ident[:40]!r} is that of {first}, too")
-            self._rows[ident] = row
-            children = children_of(placed)
-            if children:
-                self._children[ident] = tuple(child.session_id for child in children)
-            for child in children:
-                self._targets.add(child.session_id)
-                if child.inherits and self._fork_parents.setdefault(child.session_id, ident) != ident:
-                    raise TraceError(f"{placed.place}: {child.session_id[:40]!r} is forked from two sessions")
+            placed = self._placed(row)
+            number = len(self._places)
+            self._places.append(row)
+            self._marks.append(mark(ident_of(placed)))
+            for child in children_of(placed):
+                self._parents.append(number)
+                self._named.append(mark(child.session_id))
+                forked.append(child.inherits)
+        self._check_names()
+        self._children = self._numbers_of_children()
+        self._check_forks(forked)
 
     def trees(self) -> Iterator[list[Row]]:
-        """The rows of each root: its own, then its descendants', each once. Raises TraceError."""
-        for ident, children in self._children.items():
-            for child in children:
-                if child not in self._rows:
-                    raise TraceError(
-                        f"{self._source.place(self._rows[ident])}: session {child[:40]!r} is named, but not in the file"
-                    )
-        reached: set[str] = set()
-        for ident, row in self._rows.items():
-            if ident not in self._targets:
-                below = self._below(ident)
-                reached.update(below)
-                yield [row, *(self._rows[child] for child in below if child != ident)]
-        for ident in self._rows:
-            if ident not in reached:  # each has a parent, yet no root is above it: that is a cycle
-                self._below(ident)
+        """The rows of each root: its own, then its descendants', each once. Raises TraceError for cycles."""
+        below_another = bytearray(len(self._places))
+        for child in self._children:
+            below_another[child] = 1
+        reached = bytearray(len(self._places))
+        for number in range(len(self._places)):
+            if not below_another[number]:
+                below = self._below(number)
+                for each in below:
+                    reached[each] = 1
+                yield [self._places[each] for each in below]
+        for number in range(len(self._places)):
+            if not reached[number]:  # each has a parent, yet no root is above it: that is a cycle
+                self._below(number)
 
-    def _below(self, root: str) -> list[str]:
-        """The root and all below it, in order. Raises TraceError for a cycle."""
-        found: dict[str, None] = {}
-        path: dict[str, None] = {}
-        stack: list[tuple[str, bool]] = [(root, False)]
-        while stack:
-            ident, done = stack.pop()
-            if done:
-                path.pop(ident)
-                continue
-            if ident in found and ident not in path:
-                continue
-            if ident in path:
+    def _placed(self, row: Row) -> Placed:
+        return Placed(self._source.place(row), row.line, self._source.json(row))
+
+    def _row(self, number: int) -> Placed:
+        return self._placed(self._places[number])
+
+    def _check_names(self) -> None:
+        for number in came_before(self._marks)[:1]:
+            again = self._row(number)
+            first = self._source.place(self._places[self._marks.index(self._marks[number])])
+            raise TraceError(
+                f"{again.place}: session_id {ident_of(again)[:40]!r} is that of {first}, too",
+                hint="a session is one row, with all of its turns",
+            )
+
+    def _numbers_of_children(self) -> array[int]:
+        """Of each child that is named its row. Raises TraceError where it has none."""
+        names = np.frombuffer(self._marks, dtype=np.int64)
+        wanted = np.frombuffer(self._named, dtype=np.int64)
+        if not len(wanted):
+            return array("q")
+        order = np.argsort(names)
+        at = np.searchsorted(names, wanted, sorter=order).clip(max=len(names) - 1)
+        numbers = order[at]
+        for edge in np.flatnonzero(names[numbers] != wanted)[:1].tolist():
+            row = self._row(self._parents[edge])
+            child = next(one for one in children_of(row) if mark(one.session_id) == self._named[edge])
+            raise TraceError(
+                f"{row.place}: session {child.session_id[:40]!r} is named, but not in the file",
+                hint="is the file whole?",
+            )
+        return array("q", numbers.astype(np.int64).tobytes())
+
+    def _check_forks(self, forked: bytearray) -> None:
+        """Raises TraceError for a session that would go on from two histories."""
+        parents: dict[int, int] = {}
+        for parent, child, inherits in zip(self._parents, self._children, forked, strict=True):
+            if inherits and parents.setdefault(child, parent) != parent:
+                place, ident = self._source.place(self._places[parent]), ident_of(self._row(child))
                 raise TraceError(
-                    f"{self._source.place(self._rows[ident])}: session {ident[:40]!r} is among its own descendants"
+                    f"{place}: {ident[:40]!r} is forked from two sessions",
+                    hint="a fork goes on from one history",
                 )
-            found[ident] = None
-            path[ident] = None
-            stack.append((ident, True))
-            stack.extend((child, False) for child in reversed(self._children.get(ident, ())))
+
+    def _children_of(self, number: int) -> Sequence[int]:
+        first = bisect_left(self._parents, number)
+        return self._children[first : bisect_right(self._parents, number, lo=first)]
+
+    def _below(self, root: int) -> Sequence[int]:
+        """The root and all below it, in order. Raises TraceError for a cycle."""
+        if not self._children_of(root):
+            return (root,)
+        found: dict[int, None] = {}
+        path: dict[int, None] = {}
+        stack: list[tuple[int, bool]] = [(root, False)]
+        while stack:
+            number, done = stack.pop()
+            if done:
+                path.pop(number)
+                continue
+            if number in found and number not in path:
+                continue
+            if number in path:
+                row = self._row(number)
+                raise TraceError(
+                    f"{row.place}: session {ident_of(row)[:40]!r} is among its own descendants",
+                    hint="forks and spawns name sessions that come later",
+                )
+            found[number] = None
+            path[number] = None
+            stack.append((number, True))
+            stack.extend((child, False) for child in reversed(self._children_of(number)))
         return list(found)
 
 

@@ -15,6 +15,7 @@ from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.stamps import stamp_ns
 from infersiege.traces.trace import ReadOptions, Tally, check_span
+from infersiege.traces.values import shown_key
 
 NAME = "azure"
 
@@ -41,7 +42,7 @@ def read(source: Source, options: ReadOptions) -> LengthTrace:
     trace = LengthTrace(options, format=NAME, sha256=source.sha256())
     table = CsvTable(source, _COLUMNS, (_IMAGES,))
     for name in table.others:
-        tally.odd(f"column {name!r} is not sent")
+        tally.odd(f"column {shown_key(name)} is not sent")
     stamp_at, prompt_at, output_at = (table.places[name] for name in _COLUMNS)
     images_at = table.places.get(_IMAGES)
     skip_images = options.values["images"] == "skip"

@@ -71,8 +71,7 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
     trace = IndexedTrace(
         source, options, format=NAME, make=reader.session, decode=reader.decode, unit_hint="timestamp is in seconds"
     )
-    for rows in grouped(source.rows(), reader.root, options.limit):
-        trace.add(rows)
+    trace.add_sessions(grouped(source.rows(), reader.root))
     for what, count in reader.oddities.items():
         trace.odd(what, count)
     reader.roots.clear()

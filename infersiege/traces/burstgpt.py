@@ -20,7 +20,7 @@ from infersiege.traces.lengths import LengthTrace
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, Tally, check_span
-from infersiege.traces.values import want_number
+from infersiege.traces.values import shown_key, want_number
 
 NAME = "burstgpt"
 
@@ -79,7 +79,7 @@ class _Reader:
             places[name] for name in _COLUMNS
         )
         for name in self.table.others:
-            tally.odd(f"column {name!r} is not sent")
+            tally.odd(f"column {shown_key(name)} is not sent")
         if (self.sessions_at is None) != (self._elapsed_at is None):
             lacking = _SESSION if self.sessions_at is None else _ELAPSED
             raise TraceError(

@@ -9,6 +9,7 @@ import msgspec
 
 from infersiege.records import Message, Turn
 from infersiege.traces.trace import Tally
+from infersiege.traces.values import shown_key
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
@@ -40,7 +41,7 @@ def request_extra(row: dict[str, Any], structural: frozenset[str], tally: Tally)
         if key in REQUEST_FIELDS:
             extra[key] = value
         elif key not in structural and key not in CHANNEL_FIELDS:
-            tally.odd(f"key {key!r} is no request field and is not sent")
+            tally.odd(f"key {shown_key(key)} is no request field and is not sent")
     return extra
 
 

@@ -62,10 +62,7 @@ def read(source: Source, options: ReadOptions) -> Trace:
         return _session(rows, scope, options, tally)
 
     trace = IndexedTrace(source, options, format=NAME, make=make)
-    for number, rows in enumerate(session_rows(source, trace)):
-        if options.limit is not None and number >= options.limit:
-            break
-        trace.add(rows)
+    trace.add_sessions(session_rows(source, trace))
     return trace.finish()
 
 

@@ -5,16 +5,19 @@ The format has no published schema; docs/traces-formats/claude-code.md says what
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from infersiege.errors import TraceError
 from infersiege.traces.coding_agents import image_part, text_part, tool_call
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.private_values import moment_ns, want_string
+from infersiege.traces.row_groups import Places, in_groups, mark
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import Tally
 
@@ -37,57 +40,85 @@ class _Peek(msgspec.Struct):
 _peek = msgspec.json.Decoder(_Peek)
 
 
-def session_rows(source: Source, trace: IndexedTrace) -> list[list[Row]]:
+def session_rows(source: Source, trace: IndexedTrace) -> Iterator[list[Row]]:
     """The rows of each session, in the order of their first row.
 
     A row without a session (titles, snapshots) belongs to that of the rows around it. In a folder, files other than
     transcripts are passed over, but for those that say who started a subagent. Raises TraceError for what is no row.
     """
-    groups: dict[str, list[Row]] = {}
-    homes: dict[str, str] = {}
-    copied = 0
-    current: str | None = None
+    places, homes = Places(), array("q")
+    """Rows, and of each the mark of its session."""
+    answers, homes_of_answers = array("q"), array("q")
+    current: int | None = None
     for path, rows in _files(source):
-        waiting: list[Row] = []
+        waiting = 0
         is_meta = path.endswith(META_SUFFIX)
         session = current if is_meta else None
         for row in rows:
             peeked = _Peek(type="") if is_meta else _peeked(source, row)
             if peeked.session is not None:
-                session = peeked.session
+                session = mark(peeked.session)
                 if peeked.type == "assistant" and peeked.message is not None and peeked.message.id is not None:
-                    copied += homes.setdefault(peeked.message.id, session) != session
-            if session is None:
-                waiting.append(row)
+                    answers.append(mark(peeked.message.id))
+                    homes_of_answers.append(session)
+            if session is not None:
+                for number in range(len(homes) - waiting, len(homes)):
+                    homes[number] = session
+                waiting = 0
+            elif not is_meta:
+                waiting += 1
+            else:
                 continue
-            group = groups.setdefault(session, [])
-            group += waiting
-            group.append(row)
-            waiting.clear()
-        if waiting and not is_meta:
-            groups.setdefault(f"\0{path}", []).extend(waiting)
+            places.append(row)
+            homes.append(session or 0)
+        for number in range(len(homes) - waiting, len(homes)):
+            homes[number] = mark(f"\0{path}")
         current = session
+    copied = _copied(answers, homes_of_answers)
     if copied:
         trace.odd("rows of an answer that is in another session, too (resumed sessions begin with a copy)", copied)
-    return list(groups.values())
+    for numbers in in_groups(homes):
+        yield [places[number] for number in numbers]
+
+
+def _copied(answers: array[int], homes: array[int]) -> int:
+    """Rows of answers that another session had first."""
+    if not answers:
+        return 0
+    ids = np.frombuffer(answers, dtype=np.int64)
+    order = np.argsort(ids, kind="stable")
+    ids, sessions = ids[order], np.frombuffer(homes, dtype=np.int64)[order]
+    starts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
+    firsts = np.repeat(sessions[starts], np.diff(np.append(starts, len(ids))))
+    return int(np.count_nonzero(sessions != firsts))
 
 
 def _files(source: Source) -> Iterator[tuple[str, Iterator[Row]]]:
-    """(path, rows) of each transcript; of a meta file it is one row."""
+    """(path, rows) of each transcript; of a meta file it is one row. Rows must be taken before the next file is."""
     folder = source.path.is_dir()
-    rows = source.rows()
-    row = next(rows, None)
+    rows = _Ahead(source.rows())
     for whole in source.documents():
         path = source.place(whole).rpartition(":")[0]
         if folder and path.endswith(META_SUFFIX):
             yield path, iter((whole,))
-        wanted = not folder or ".jsonl" in PurePath(path).suffixes
-        of_file: list[Row] = []
-        while row is not None and row.start < whole.end:
-            of_file.append(row)
-            row = next(rows, None)
-        if wanted:
-            yield path, iter(of_file)
+        if not folder or ".jsonl" in PurePath(path).suffixes:
+            yield path, rows.until(whole.end)
+        for _ in rows.until(whole.end):
+            pass
+
+
+class _Ahead:
+    """Rows, of which the next one is known."""
+
+    def __init__(self, rows: Iterator[Row]) -> None:
+        self._rows = rows
+        self._row = next(rows, None)
+
+    def until(self, end: int) -> Iterator[Row]:
+        """Rows that begin before a byte."""
+        while self._row is not None and self._row.start < end:
+            row, self._row = self._row, next(self._rows, None)
+            yield row
 
 
 def _peeked(source: Source, row: Row) -> _Peek:

@@ -44,10 +44,7 @@ def read(source: Source, options: ReadOptions) -> Trace:
         return _session(rows, scope, options, tally)
 
     trace = IndexedTrace(source, options, format=NAME, make=make)
-    for number, rows in enumerate(_rollouts(source)):
-        if options.limit is not None and number >= options.limit:
-            break
-        trace.add(rows)
+    trace.add_sessions(_rollouts(source))
     return trace.finish()
 
 

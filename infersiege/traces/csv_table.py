@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from infersiege.errors import TraceError
 from infersiege.traces.source import Source
-from infersiege.traces.values import check_tokens
+from infersiege.traces.values import check_tokens, shown
 
 
 class CsvTable:
@@ -23,8 +23,9 @@ class CsvTable:
         missing = [name for name in wanted if name not in names]
         if missing or len(set(names)) < len(names):
             raise TraceError(
-                f"{source.path}:{max(number, 1)}: header is {header[:60]!r}, {','.join(wanted)} is wanted",
-                hint="name the trace's `format`" if missing else "a column comes twice",
+                f"{source.path}:{max(number, 1)}: "
+                + (f"the header has no column {missing[0]!r}" if missing else "the header has a column twice"),
+                hint=f"{','.join(wanted)} are wanted; name the trace's `format`",
             )
         self.others = tuple(name for name in names if name not in {*wanted, *optional})
         """Columns that nobody asked for."""
@@ -75,7 +76,7 @@ class CsvTable:
 
     def _refuse(self, text: str, column: str, number: int) -> NoReturn:
         raise TraceError(
-            f"{self._source.path}:{number}: {column} is {text[:40]!r}, a whole number of at least 0 is wanted",
+            f"{self._source.path}:{number}: {column} is {shown(text)}, a whole number of at least 0 is wanted",
             hint="is this the right column?",
         )
 

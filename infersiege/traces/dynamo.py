@@ -22,6 +22,7 @@ Facts: docs/observability/request-tracing.md and docs/agents of ai-dynamo/dynamo
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.lines import Line, Request, parts
 from infersiege.traces.options import Option
+from infersiege.traces.row_groups import Places, in_groups, mark
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import ReadOptions, Tally, check_span
 from infersiege.traces.values import want_int, want_number
@@ -70,45 +72,62 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
         return _Reader(rows, tally, options, scope).session()
 
     trace = IndexedTrace(source, options, format=NAME, make=make, unit_hint="all times are Unix milliseconds")
-    taken = 0
-    for rows in _runs(source, trace):
-        if options.limit is not None and taken >= options.limit:
-            break
-        taken += trace.add(rows)
+    trace.add_sessions(_runs(source, trace))
     return trace.finish()
 
 
 def _runs(source: Source, trace: IndexedTrace) -> Iterator[list[Row]]:
     """The rows of each session and of those below it, in the order of the file. Raises TraceError."""
-    rows: dict[str, list[Row]] = {}
-    parents: dict[str, str] = {}
+    places, marks = Places(), array("q")
+    parents: dict[int, int] = {}
+    """Of sessions that have one."""
     for row in source.rows():
         placed = Placed(source.place(row), row.line, source.json(row))
         event = _event(placed)
         context = _context(event, placed.place)
         if context is None:
-            if event["event_type"] == _REQUEST:
-                rows[f"\0{row.line}:{row.start}"] = [row]
-            else:
+            if event["event_type"] != _REQUEST:
                 trace.skip("event_of_no_session", (row,))
-            continue
-        ident = _first(context, _RUNS) or ""
-        rows.setdefault(ident, []).append(row)
-        parent = context.get("parent_session_id")
-        if isinstance(parent, str) and parent != ident:
-            parents.setdefault(ident, parent)
-    runs: dict[str, list[Row]] = {}
-    for ident, own in rows.items():
-        root, met = ident, {ident}
-        while (parent := parents.get(root)) is not None:
-            if parent in met:
-                raise TraceError(f"{source.place(own[0])}: session {ident[:40]!r} is an ancestor of itself")
-            met.add(parent)
-            root = parent
-        run = runs.setdefault(root, [])
-        at = 0 if root == ident else len(run)  # the root's own rows first: it gives the session its name
-        run[at:at] = own
-    yield from runs.values()
+                continue
+            own = ~len(marks)
+        else:
+            ident = _first(context, _RUNS) or ""
+            own, parent = mark(ident), context.get("parent_session_id")
+            if isinstance(parent, str) and parent != ident:
+                parents.setdefault(own, mark(parent))
+        marks.append(own)
+        places.append(row)
+    roots = _roots(marks, parents, places, source)
+    for numbers in in_groups(roots):
+        # The root's own rows first: it gives the session its name.
+        numbers = sorted(numbers, key=lambda number: marks[number] != roots[number])
+        yield [places[number] for number in numbers]
+
+
+def _roots(marks: array[int], parents: dict[int, int], places: Places, source: Source) -> array[int]:
+    """Of each row the session that is above all of its session. Raises TraceError where there is none."""
+    if not parents:
+        return marks
+    roots: dict[int, int] = {}
+    found = array("q")
+    for number, own in enumerate(marks):
+        root = roots.get(own)
+        if root is None:
+            root, met = own, {own}
+            while (parent := parents.get(root)) is not None:
+                if parent in met:
+                    row = Placed(source.place(places[number]), places[number].line, source.json(places[number]))
+                    ident = _first(_context(_event(row), row.place) or {}, _RUNS) or ""
+                    raise TraceError(
+                        f"{row.place}: session {ident[:40]!r} is an ancestor of itself",
+                        hint="parent_session_id is of the session that started this one",
+                    )
+                met.add(parent)
+                root = parent
+            if root != own:
+                roots[own] = root
+        found.append(root)
+    return found
 
 
 def _event(row: Placed) -> dict[str, Any]:

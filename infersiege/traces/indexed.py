@@ -13,10 +13,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from infersiege.errors import TraceError
 from infersiege.records import Session
 from infersiege.traces.chat import UnsendableError
+from infersiege.traces.row_groups import Key, Places, came_before, grouped, mark
+from infersiege.traces.session_checks import check_branches
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import ReadOptions, Tally, check_rate, check_span
 
@@ -68,41 +71,36 @@ class IndexedTrace:
         self._unit_hint = unit_hint
         self._limit = options.limit
         self._tally = Tally()
-        self._rows = array("q")
-        """Line, start and end of each row, one after the other."""
+        self._rows = Places()
         self._ends = array("q")
         """Of each session, the number of rows up to and with its own."""
         self._times = array("q")
         self._untimed = 0
-        self._names: set[int] = set()
-        """Hashes of the ids that were seen, and how often one came again, by the number of the session."""
+        self._names = array("q")
+        """A mark of each session's id."""
         self._again: dict[int, int] = {}
+        """The lines of sessions whose id came before, by their number."""
         self._order: array[int] | None = None
         self._first_ns = 0
         self._rows_read = 0
 
     def read_rows(self, rows: Iterable[Row]) -> IndexedTrace:
         """Every row is a session. Raises TraceError."""
-        for row in rows:
-            if self._limit is not None and len(self._ends) >= self._limit:
-                break
-            self.add((row,))
+        self.add_sessions((row,) for row in rows)
         return self.finish()
 
-    def read_groups(self, rows: Iterable[Row], key: Callable[[Placed], str | None]) -> IndexedTrace:
+    def read_groups(self, rows: Iterable[Row], key: Callable[[Placed], Key | None]) -> IndexedTrace:
         """Rows with the same key are a session, in the file's order; a row without one (None) is its own. Raises
         TraceError."""
-        groups: dict[str, list[Row]] = {}
-        for row in rows:
-            found = key(self._placed(row))
-            name = f"\0{row.line}" if found is None else found
-            if name in groups:
-                groups[name].append(row)
-            elif self._limit is None or len(groups) < self._limit:
-                groups[name] = [row]
-        for group in groups.values():
-            self.add(group)
+        self.add_sessions(grouped(rows, lambda row: key(self._placed(row))))
         return self.finish()
+
+    def add_sessions(self, groups: Iterable[Sequence[Row]]) -> None:
+        """Each group of rows is a session, until `limit` of them are kept. Raises TraceError."""
+        for rows in groups:
+            if self._limit is not None and len(self._ends) >= self._limit:
+                break
+            self.add(rows)
 
     def add(self, rows: Sequence[Row]) -> bool:
         """Check the session of these rows and keep its place. False: it was skipped. Raises TraceError."""
@@ -112,23 +110,26 @@ class IndexedTrace:
         except UnsendableError as reason:
             self._tally.skip(str(reason), self._where(rows[0]), len(rows))
             return False
-        self._name(session.session_id, rows[0].line)
+        if session.branches or not session.turns:
+            check_branches(session, self._source.place(rows[0]))
+        # A name that a session has from its line needs no telling apart: its number is a mark that no id has.
+        named = session.session_id != f"line-{rows[0].line}"
+        self._names.append(mark(session.session_id) if named else len(self._names))
         for row in rows:
-            self._rows.extend(row)
-        self._ends.append(len(self._rows) // 3)
+            self._rows.append(row)
+        self._ends.append(len(self._rows))
         self._untimed += session.arrival_ns is None
         self._times.append(session.arrival_ns or 0)
         return True
 
-    def _name(self, session_id: str, line: int) -> None:
+    def _tell_apart(self) -> None:
         """Ids are unique in a trace: what comes again is told apart by its line."""
-        if session_id == f"line-{line}":
-            return
-        name = hash(session_id)
-        if name in self._names:
-            self._again[len(self._ends)] = line
-            self._tally.odd("session id came before: its line is added to it")
-        self._names.add(name)
+        for number in came_before(self._names):
+            first = self._ends[number - 1] if number else 0
+            self._again[number] = self._rows[first].line
+        if self._again:
+            self._tally.odd("session id came before: its line is added to it", len(self._again))
+        self._names = array("q")
 
     def skip(self, reason: str, rows: Sequence[Row]) -> None:
         """Count rows that the reader itself leaves out."""
@@ -141,6 +142,7 @@ class IndexedTrace:
     def finish(self) -> IndexedTrace:
         """Order and check what was added. Raises TraceError for an empty trace and for times that can't be."""
         self._tally.require_sessions(len(self._ends), str(self._source.path), self._rows_read)
+        self._tell_apart()
         self.rows, self.sessions = self._rows_read, len(self._ends)
         self.skipped = dict(self._tally.skipped)
         self.warnings = self._tally.warnings()
@@ -154,10 +156,7 @@ class IndexedTrace:
         if index < 0:
             raise IndexError(index)
         at = index if self._order is None else self._order[index]
-        rows = [
-            Row(*self._rows[3 * number : 3 * number + 3])
-            for number in range(self._ends[at - 1] if at else 0, self._ends[at])
-        ]
+        rows = [self._rows[number] for number in range(self._ends[at - 1] if at else 0, self._ends[at])]
         session = self._make([self._placed(row) for row in rows], Tally())
         arrival_ns = None if self.arrivals_ns is None else self.arrivals_ns[index]
         line = self._again.get(at)
@@ -176,8 +175,9 @@ class IndexedTrace:
         times, path = self._times, str(self._source.path)
         falls = any(later < earlier for earlier, later in pairwise(times))
         if falls:
-            self._order = array("q", sorted(range(len(times)), key=times.__getitem__))
-            times = array("q", (times[at] for at in self._order))
+            by_time = np.argsort(np.frombuffer(times, dtype=np.int64), kind="stable")
+            self._order = array("q", by_time.astype(np.int64).tobytes())
+            times = array("q", np.frombuffer(times, dtype=np.int64)[by_time].tobytes())
         first_ns = times[0]
         check_span(path, times[-1] - first_ns, "time from the first session to the last")
         self.arrivals_ns = array("q", (time - first_ns for time in times)) if first_ns else times

@@ -29,7 +29,7 @@ from infersiege.traces.row_groups import grouped
 from infersiege.traces.source import Source
 from infersiege.traces.stamps import UNITS_NS, Stamps
 from infersiege.traces.trace import ReadOptions, Tally, check_span
-from infersiege.traces.values import want_number
+from infersiege.traces.values import shown_key, want_number
 
 NAME = "mooncake"
 
@@ -72,8 +72,7 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
     if source.data().find(b'"session_id"') < 0:
         trace.read_rows(source.rows())
     else:
-        for rows in grouped(source.rows(), lambda row: reader.decoder.session_of(source, row), options.limit):
-            trace.add(rows)
+        trace.add_sessions(grouped(source.rows(), lambda row: reader.decoder.session_of(source, row)))
         trace.finish()
     reader.opening = False
     return trace
@@ -292,7 +291,7 @@ class _Turns:
         if isinstance(row, HashRow):
             self._flush()
             for key in row.others if isinstance(row, OddHashRow) else ():
-                self._tally.odd(f"key {key[:40]!r} is no request field and is not sent")
+                self._tally.odd(f"key {shown_key(key)} is no request field and is not sent")
             self._look_at_ids(row.hash_ids or (), delta)
             turn = (
                 self._reader.delta_turn(each, wait_ns, self._held) if delta else self._reader.block_turn(each, wait_ns)

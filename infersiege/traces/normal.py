@@ -8,8 +8,8 @@ It keeps all that any reader knows; what is not said has its default. docs/schem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from graphlib import CycleError, TopologicalSorter
 from typing import IO
 
 import msgspec
@@ -19,13 +19,18 @@ from infersiege.records import Session
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.options import Option
+from infersiege.traces.session_checks import check_session
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import ReadOptions, Tally
+from infersiege.traces.values import shown_key
 
 NAME = "infersiege"
 VERSION = 1
 
 OPTIONS: dict[str, Option] = {}
+
+_FIELD_NAME = re.compile("unknown field `(.*?)`(?= - at `|$)", re.DOTALL)
+"""In a decoder's message: it may be anything that somebody wrote."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +79,9 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
         try:
             session = decoder.decode(source.raw(row))
         except (msgspec.DecodeError, RecursionError) as error:
-            raise TraceError(f"{source.place(row)}: {error}", hint="docs/traces.md has the format") from None
-        check_branches(session, source.place(row))
+            reason = _FIELD_NAME.sub(lambda found: f"unknown field {shown_key(found[1])}", str(error))
+            raise TraceError(f"{source.place(row)}: {reason}", hint="docs/traces.md has the format") from None
+        check_session(session, source.place(row))
         return session
 
     trace = IndexedTrace(source, options, format=NAME, make=_same, decode=decode).read_rows(rows)
@@ -87,38 +93,6 @@ def _same(rows: Sequence[Placed], tally: Tally) -> Session:
     session = rows[0].value
     assert isinstance(session, Session)
     return session
-
-
-def check_branches(session: Session, place: str) -> None:
-    """Raises TraceError for a session that could not be played: lines without turns, turns that wait for each other."""
-    if not session.turns:
-        raise TraceError(f"{place}: session {session.session_id!r} has no turns")
-    if not session.branches:
-        return
-    waits_for: dict[int, set[int]] = {number: {number - 1} for number in range(1, len(session.turns))}
-    first = len(session.turns)
-    for number, branch in enumerate(session.branches):
-        here = f"{place}: branch {number} of session {session.session_id!r}"
-        if not branch.turns:
-            raise TraceError(f"{here} has no turns")
-        if branch.inherits and branch.after is None:
-            raise TraceError(f"{here} inherits a history, but starts after no turn")
-        last = first + len(branch.turns) - 1
-        for word, other in (("starts after", branch.after), ("is joined by", branch.joined_by)):
-            if other is not None and not 0 <= other < session.turn_count:
-                raise TraceError(f"{here} {word} turn {other}, there are {session.turn_count}")
-        if branch.after is not None:
-            waits_for.setdefault(first, set()).add(branch.after)
-        for turn in range(first + 1, last + 1):
-            waits_for.setdefault(turn, set()).add(turn - 1)
-        if branch.joined_by is not None:
-            waits_for.setdefault(branch.joined_by, set()).add(last)
-        first = last + 1
-    try:
-        TopologicalSorter(waits_for).prepare()
-    except CycleError as error:
-        turns = " for ".join(map(str, error.args[1]))
-        raise TraceError(f"{place}: session {session.session_id!r}: turns wait for each other ({turns})") from None
 
 
 def write(file: IO[bytes], sessions: Iterable[Session], header: Header | None = None) -> int:

@@ -8,11 +8,13 @@ what runs beside what (`call_graph`). Each call's messages are its whole request
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from infersiege.records import Branch, Session, Turn
 from infersiege.traces.call_graph import Call, Graph, graph_of
@@ -23,6 +25,7 @@ from infersiege.traces.options import Option
 from infersiege.traces.otel_messages import answer_messages, request_fields, request_messages, request_tools
 from infersiege.traces.otel_spans import Span, span_of, span_rows
 from infersiege.traces.private_values import token_count
+from infersiege.traces.row_groups import Places, came_before, in_groups, mark
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import ReadOptions, Tally, Trace
 
@@ -41,10 +44,13 @@ _SPAN_KEYS = (
     frozenset({"context", "attributes"}),
 )
 
+_SPAN_ID = re.compile(r'"span_?id"\s*:', re.IGNORECASE)
+"""What tells a document's `spans` from other lists of that name."""
+
 
 def sniff(head: Head) -> bool:
     outline = head.outline
-    if "spans" in outline.keys or "resourceSpans" in outline.keys:
+    if "resourceSpans" in outline.keys or ("spans" in outline.keys and _SPAN_ID.search(head.text)):
         return True
     return any(keys <= outline.keys for keys in _SPAN_KEYS)
 
@@ -56,41 +62,53 @@ def read(source: Source, options: ReadOptions) -> Trace:
         return _session(rows, options, tally)
 
     trace = IndexedTrace(source, options, format=NAME, make=make)
-    for number, rows in enumerate(_sessions(source, trace)):
-        if options.limit is not None and number >= options.limit:
-            break
-        trace.add(rows)
+    trace.add_sessions(_sessions(source, trace))
     return trace.finish()
 
 
-def _sessions(source: Source, trace: IndexedTrace) -> list[list[Row]]:
+def _sessions(source: Source, trace: IndexedTrace) -> Iterator[list[Row]]:
     """The spans of each session, sessions in the order of their first span. A span that is there twice (exporters try
     again) counts once."""
-    places = array("q")
-    own: list[str | None] = []
-    parents: list[tuple[str, str] | None] = []
-    traces: list[str] = []
-    at: dict[tuple[str, str], int] = {}
+    places = Places()
+    ids, parents, own, traces = array("q"), array("q"), array("q"), array("q")
+    """Marks, 0 for none: of a span, of the one around it, of the session that it names, of its trace."""
     for row in span_rows(source):
         span = span_of(source.json(row), source.place(row))
-        if at.setdefault((span.trace_id, span.span_id), len(own)) != len(own):
-            trace.skip("span_seen_before", (row,))
-            continue
-        places.extend(row)
-        own.append(_session_key(span.attributes))
-        parents.append(None if span.parent_id is None else (span.trace_id, span.parent_id))
-        traces.append(span.trace_id)
-    groups: dict[str, list[Row]] = {}
-    for number, trace_id in enumerate(traces):
-        around: int | None = number
-        seen: set[int] = set()
-        while around is not None and own[around] is None and around not in seen:
-            seen.add(around)
-            parent = parents[around]
-            around = None if parent is None else at.get(parent)
-        key = own[around] if around is not None else None
-        groups.setdefault(key or trace_id, []).append(Row(*places[3 * number : 3 * number + 3]))
-    return list(groups.values())
+        key = _session_key(span.attributes)
+        places.append(row)
+        ids.append(mark((span.trace_id, span.span_id)))
+        parents.append(0 if span.parent_id is None else mark((span.trace_id, span.parent_id)))
+        own.append(0 if key is None else mark(key))
+        traces.append(mark(span.trace_id))
+    again = set(came_before(ids))
+    for number in sorted(again):
+        trace.skip("span_seen_before", (places[number],))
+    around = _around(ids, parents, own)
+    keys = array("q", (_named_by(number, around, own) or traces[number] for number in range(len(ids))))
+    for numbers in in_groups(keys):
+        rows = [places[number] for number in numbers if number not in again]
+        if rows:
+            yield rows
+
+
+def _around(ids: array[int], parents: array[int], own: array[int]) -> array[int]:
+    """Of each span the number of the span around it; -1: it is not there, or the span names its session itself."""
+    if not ids:
+        return array("q")
+    known, wanted = (np.frombuffer(marks, dtype=np.int64) for marks in (ids, parents))
+    order = np.argsort(known, kind="stable")  # of spans that are there twice the first
+    numbers = order[np.searchsorted(known, wanted, sorter=order).clip(max=len(known) - 1)]
+    numbers[(known[numbers] != wanted) | (np.frombuffer(own, dtype=np.int64) != 0)] = -1
+    return array("q", numbers.astype(np.int64).tobytes())
+
+
+def _named_by(number: int, around: array[int], own: array[int]) -> int:
+    """The session that the span names, or the nearest one around it that names one; 0: none does."""
+    seen: set[int] = set()
+    while number >= 0 and not own[number] and number not in seen:
+        seen.add(number)
+        number = around[number]
+    return own[number] if number >= 0 else 0
 
 
 def _session_key(attributes: dict[str, Any]) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
 
+from infersiege.channels.redaction import looks_secret
 from infersiege.errors import TraceError
 
 MOST_TOKENS = 1_000_000_000
@@ -56,7 +58,7 @@ def check_tokens(value: int, key: str, place: str) -> None:
     """Raises TraceError for more tokens than any request has."""
     if value > MOST_TOKENS:
         raise TraceError(
-            f"{place}: {key} is {_short(value)}, the most is {MOST_TOKENS:,}", hint="is this the right column?"
+            f"{place}: {key} is {_digits(value)}, the most is {MOST_TOKENS:,}", hint="is this the right column?"
         )
 
 
@@ -71,10 +73,36 @@ def want_number(row: dict[str, Any], key: str, place: str) -> float | int:
 
 
 def _seen(row: dict[str, Any], key: str) -> str:
-    return "is missing" if key not in row else f"is {_short(row[key])!r}"
+    return "is missing" if key not in row else f"is {shown(row[key])}"
 
 
-def _short(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 1 << 128:
-        return f"a number of {value.bit_length()} bits"  # longer ones have no decimal form in Python
-    return str(value)[:40]
+def shown(value: object) -> str:
+    """What messages say of a value: numbers as they are, of everything else only what it is. Traces hold people's work,
+    and what stands in the wrong place may be anything."""
+    if value is None or isinstance(value, bool | float):
+        return repr(str(value))
+    if isinstance(value, int):
+        return repr(_digits(value))
+    if isinstance(value, str):
+        return repr(value) if _NUMBER.fullmatch(value) else f"a text of {len(value)} characters"
+    return f"a {type(value).__name__}"
+
+
+def _digits(value: int) -> str:
+    """Long numbers have no decimal form in Python."""
+    return str(value) if abs(value) < 1 << 128 else f"a number of {value.bit_length()} bits"
+
+
+_NUMBER = re.compile(r"|[-+]?(?:[0-9.]{1,12}(?:e[-+]?[0-9]{1,3})?|nan|inf)", re.IGNORECASE | re.ASCII)
+"""Texts that are shown: none, or a number that is no number of a card or a phone."""
+
+
+def shown_key(key: str) -> str:
+    """A key or a column as messages show it: words of at most 40 characters, as formats name their fields. Of all other
+    keys, which may be anybody's data, only the length."""
+    if len(key) <= 40 and _WORDS.fullmatch(key) and not looks_secret(key):
+        return repr(key)
+    return f"of {len(key)} characters"
+
+
+_WORDS = re.compile(r"[a-z_]\w*(?:[-. ][a-z_]\w*)*", re.IGNORECASE | re.ASCII)

@@ -15,6 +15,7 @@ from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, Tally
+from infersiege.traces.values import shown_key
 
 NAME = "vllm-multi-turn"
 
@@ -51,7 +52,7 @@ def _session(rows: Sequence[Placed], tally: Tally) -> Session:
         keys = ", ".join(sorted(row)[:6])
         raise TraceError(f"{rows[0].place}: has no messages (keys: {keys})", hint="name the trace's `format`")
     for key in row.keys() - {"id", "messages"}:
-        tally.odd(f"key {key!r} is not sent")
+        tally.odd(f"key {shown_key(key)} is not sent")
     messages = check_messages(row["messages"])
     _check_alternation(messages)
     return Session(session_id=str(ident), turns=tuple(turns_of(messages)), source_line=rows[0].line)
