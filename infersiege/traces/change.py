@@ -94,8 +94,8 @@ def _names_key(name: str) -> bool:
 
 
 def _clean_text(text: str) -> str:
-    """JSON is looked at as what it says, too: `\\u0040` in it is an @, and its keys name values. It is written anew only
-    where that finds something that stood there unseen."""
+    """JSON is looked at as what it says, too: `\\u0040` in it is an @, and its keys name values. It is written anew
+    only where that finds something that stood there unseen."""
     text = redacted_text(text)
     if text[:1] not in ("{", "["):
         return text
