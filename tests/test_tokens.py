@@ -35,6 +35,7 @@ from infersiege.traces.material import Material, key_of
 from infersiege.traces.words import WORDS
 
 LANGUAGES = ("en", "zh")
+SLOW_ZH = ("en", pytest.param("zh", marks=pytest.mark.slow))
 SALT = prompt_salt("test", "main", 0)
 
 
@@ -76,7 +77,10 @@ def trained(kind: str, folder: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["bytelevel", "split", "sentencepiece"])
+SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("bytelevel", "sentencepiece")]
+
+
+@pytest.fixture(scope="module", params=["split", *SLOW_KINDS])
 def tokenizer_json(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(request.param, tmp_path_factory.mktemp("tokenizer"))
 
@@ -146,8 +150,10 @@ def emulated_tokens(text: str) -> int:
     return len(re.findall(r"[\x00-\x7f]{1,5}|[\x80-\u2e7f]{1,2}|[^\x00-\u2e7f]", text))
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("engine", ["vllm", "llama.cpp", "sglang"])
+@pytest.mark.parametrize("language", SLOW_ZH)
+@pytest.mark.parametrize(
+    "engine", ["vllm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama.cpp", "sglang"))]
+)
 def test_endpoints_of_the_emulator(engine: str, language: str) -> None:
     with EmulatorProcess("--profile", engine, "--model", "m") as emulator:
         endpoint = PROFILES[engine].tokenizer
@@ -206,7 +212,7 @@ def serving(path: str, answer: Callable[[dict[str, Any]], bytes]) -> Iterator[Se
         server.listener.close()
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", SLOW_ZH)
 @pytest.mark.parametrize("engine", ["lmdeploy", "tgi", "vllm"])
 def test_each_engine_s_form_says_what_the_tokenizer_says(tokenizer_json: Path, engine: str, language: str) -> None:
     words = Words(tokenizer_json, most_chars=5_000)
@@ -345,7 +351,7 @@ def test_calibrated_lengths_are_within_5_percent(bytelevel: Path, tmp_path: Path
     assert line.startswith("t: prompt lengths by the server's counts") and line.endswith(asked)
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("language", SLOW_ZH)
 def test_a_local_tokenizer_with_the_server_s_template(bytelevel: Path, tmp_path: Path, language: str) -> None:
     model = Model(bytelevel)
     with serving("/v1/chat/completions", model.chat) as server:
@@ -413,6 +419,30 @@ def test_nothing_is_asked_after_skip_doctor_and_for_the_ratio(bytelevel: Path, t
         assert server.requests == []
     assert skipped.lengths["t"]["en"].method == named.lengths["t"]["en"].method == "ratio"
     assert counted.lengths["t"]["en"].method == "tokenizer" and counted.lengths["t"]["en"].request_tokens == 0
+
+
+@pytest.mark.parametrize(("block", "told"), [(8, True), (64, False)])
+def test_blocks_without_room_for_a_text_s_first_words_are_told(
+    bytelevel: Path, tmp_path: Path, block: int, told: bool
+) -> None:
+    """Seven words, of which this tokenizer makes two tokens or so each."""
+    trace = tmp_path / "rows.jsonl"
+    row = {"timestamp": 0, "input_length": 4 * block, "output_length": 1, "hash_ids": [1, 2, 3, 4]}
+    trace.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    plan = plan_of(1, tmp_path, channel=f'tokenizer = "{bytelevel}"')
+    workload = msgspec.structs.replace(
+        plan.workloads[0], trace=str(trace), format="mooncake", options={"block_size": block}
+    )
+    found = measure(msgspec.structs.replace(plan, workloads=(workload,)), skipped=True)
+    lines = [line for line in found.lines if "first words" in line]
+    assert bool(lines) == told, found.lines
+    if told:
+        said = re.fullmatch(
+            r"qa: blocks of 8 tokens are shorter than a text's first words \(about (\d+)\): prompts will be longer "
+            r"than asked; length_scale = ([\d.]+) gives them room",
+            lines[0],
+        )
+        assert said and float(said[2]) == pytest.approx(int(said[1]) / 8, abs=0.1)
 
 
 def test_recorded_messages_ask_nothing(tmp_path: Path) -> None:
@@ -485,6 +515,7 @@ def posted(engine: engines.Engine, path: str, body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.llamacpp
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize(("way", "most"), [("endpoint", 0.02), ("calibrated", 0.05)])
 def test_azure_rows_on_llama_cpp(

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from infersiege.errors import TraceError
 from infersiege.records import BlockText, Session, Turn
 from infersiege.traces import Conversation, Synthesizer, Trace, describe, normal, open_trace
+from infersiege.traces.lengths import scaled_blocks, together_blocks
 from infersiege.traces.row_groups import Places, came_before, grouped
 from infersiege.traces.source import Row
 from infersiege.traces.stamps import stamp_ns
+from infersiege.traces.trace import ReadOptions
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 
@@ -582,6 +584,65 @@ def test_any_csv_is_read_or_refused_by_a_trace_error(tmp_path_factory, format, h
     else:
         for session in sessions(trace):
             roles(session)
+
+
+# ------------------------------------------------------------------------------------- blocks that scaling makes short
+
+
+@pytest.mark.parametrize(
+    ("block", "scale", "together", "why"),
+    [
+        (512, 0.05, 1, "26 tokens hold a text's first words"),
+        (64, 0.05, 4, "3 tokens don't, 13 do"),
+        (64, 0.1875, 1, "exactly 12"),
+        (16, 0.5, 2, "8 are too few"),
+        (16, 1.0, 1, "a trace's own size stays"),
+        (4, 1.0, 1, "however small"),
+        (4, 0.9, 2, "and is not made smaller"),
+        (4, 2.0, 1, "or larger than it was"),
+    ],
+)
+def test_short_blocks_are_put_together(block: int, scale: float, together: int, why: str) -> None:
+    options = ReadOptions(name="t", length_scale=scale)
+    ids, sizes = scaled_blocks(range(10), 10 * block - 1, block, options)
+    assert len(ids) == len(set(ids)) == -(-10 // together), why
+    assert set(sizes[:-1]) <= {options.prompt_tokens(block * together)}
+    assert sum(sizes) == pytest.approx((10 * block - 1) * scale, abs=0.5 * len(ids))
+
+
+@given(
+    one=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    other=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    common=st.lists(st.integers(-(2**63), 2**64), max_size=40),
+    scale=st.floats(0.001, 1),
+)
+def test_blocks_put_together_are_shared_as_far_as_all_of_their_ids_are(
+    one: list[int], other: list[int], common: list[int], scale: float
+) -> None:
+    options = ReadOptions(name="t", length_scale=scale)
+    rows = [[*common, *own] for own in (one, other)]
+    first, second = (scaled_blocks(ids, 16 * len(ids), 16, options)[0] for ids in rows)
+    together = together_blocks(16, options)
+    pieces = [[tuple(ids[at : at + together]) for at in range(0, len(ids), together)] for ids in rows]
+    same = [mine == its for mine, its in zip(*pieces, strict=False)]
+    assert [mine == its for mine, its in zip(first, second, strict=False)] == same
+    assert all(same[: len(common) // together])
+
+
+def test_describe_sees_the_blocks_that_a_run_sends(tmp_path: Path) -> None:
+    """What short blocks shared of a block that holds others as well is shared no more, in the bound as in the run."""
+    path = tmp_path / "rows.jsonl"
+    rows = ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 7])
+    lines = [{"timestamp": 0, "input_length": 16 * len(ids), "output_length": 1, "hash_ids": ids} for ids in rows]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    bounds = []
+    for scale in (1.0, 0.375, 0.25):
+        trace = open_trace(str(path), format="mooncake", options={"block_size": 16}, length_scale=scale)
+        bounds.append(describe(trace).cache_bound)
+    whole, in_twos, in_threes = bounds
+    assert whole == pytest.approx((4 + 2) / 13)
+    assert in_twos == pytest.approx((24 + 12) / (30 + 30 + 18))
+    assert in_threes == pytest.approx(12 / (20 + 20 + 12))
 
 
 # ------------------------------------------------------------------------------------------------ real files

@@ -250,9 +250,9 @@ def test_the_line_of_a_wrong_row_and_a_session_twice(tmp_path):
 def test_scales_change_lengths_and_keep_what_is_shared(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(document(request(0, 40, out=9), request(5, 56, out=1))))
-    session = open_trace(str(path), length_scale=0.25, output_scale=0.1).session(0)
-    assert [turn.texts[0].tokens for turn in session.turns if turn.texts[0]] == [(4, 4, 2), (4, 4, 4, 2)]
-    assert [(turn.asked_prompt_tokens, turn.asked_output_tokens) for turn in session.turns] == [(10, 1), (14, 1)]
+    session = open_trace(str(path), length_scale=0.75, output_scale=0.1).session(0)
+    assert [turn.texts[0].tokens for turn in session.turns if turn.texts[0]] == [(12, 12, 6), (12, 12, 12, 6)]
+    assert [(turn.asked_prompt_tokens, turn.asked_output_tokens) for turn in session.turns] == [(30, 1), (42, 1)]
 
 
 REQUESTS = st.builds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -107,11 +108,36 @@ def measured(
         way = _Way(name, servers[name], plan, channels[name], environ, salt)
         of_channel[workload.language] = way.go(workload.language)
         lines += way.lines
+    for workload, trace in zip(plan.workloads, traces, strict=True):
+        known = lengths[text_channel(plan, workload)].get(workload.language)
+        if known is not None:
+            lines += _short_blocks(plan, workload, trace, known)
     return TextMeasures(
         lengths={name: found for name, found in lengths.items() if found},
         written=_written(plan, traces, lengths),
         lines=tuple(lines),
     )
+
+
+def _short_blocks(plan: Plan, workload: Workload, trace: Trace, known: TextLengths) -> Iterator[str]:
+    """A line where hash blocks have no room for what a text begins with."""
+    sizes = [
+        text.tokens[0]
+        for session in _some(trace)
+        for turn in session.all_turns()
+        for text in turn.texts
+        if text is not None and len(text.ids) > 1
+    ]
+    if not sizes:
+        return
+    synthesizer = Synthesizer(plan.run.seed, lengths={workload.language: known})
+    wanted = sum(synthesizer.least_tokens("infersiege", ident, workload.language) for ident in range(64)) / 64
+    if min(sizes) < wanted:
+        scale = math.ceil(workload.length_scale * wanted / min(sizes) * 1000) / 1000
+        yield (
+            f"{workload.scenario}: blocks of {min(sizes)} tokens are shorter than a text's first words (about "
+            f"{wanted:.0f}): prompts will be longer than asked; length_scale = {scale:g} gives them room"
+        )
 
 
 def _written(

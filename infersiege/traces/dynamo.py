@@ -34,6 +34,7 @@ from infersiege.traces.chat import UnsendableError
 from infersiege.traces.growth import Growth, Resent, settled
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
+from infersiege.traces.lengths import scaled_blocks
 from infersiege.traces.lines import Line, Request, parts
 from infersiege.traces.options import Option
 from infersiege.traces.row_groups import Places, in_groups, mark
@@ -276,18 +277,17 @@ class _Reader:
                 f"{row.place}: {len(hashes)} input_sequence_hashes for {total} tokens in blocks of {block}"
             )
         options = self._options
-        sizes = [options.prompt_tokens(block)] * (len(hashes) - 1)
-        sizes.append(options.prompt_tokens(total - block * (len(hashes) - 1)))
         asked = options.output_tokens(output)
         # Hashes are unsigned; ids are what fits into 64 bits with a sign.
-        ids = tuple((value + (1 << 63)) % (1 << 64) - (1 << 63) for value in hashes)
+        signed = [(value + (1 << 63)) % (1 << 64) - (1 << 63) for value in hashes]
+        ids, sizes = scaled_blocks(signed, total, block, options)
         return Turn(
             messages=({"role": "user", "content": ""},),
             texts=(
                 BlockText(
                     scope=self._scope,
                     ids=ids,
-                    tokens=tuple(sizes),
+                    tokens=sizes,
                     language=options.language,
                     shared=total % block == 0,  # a whole block may be what other requests go on from
                 ),

@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 
 from infersiege.errors import TraceError
 from infersiege.records import BlockText, Session, Turn
 from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, Tally, check_rate
 
+LEAST_BLOCK_TOKENS = 12
+"""Blocks that `length_scale` makes shorter are put together: the first words of a text, by which it differs from
+others, take up to so many tokens, so that requests of shorter blocks would be longer than asked."""
+
+
+def scaled_blocks(
+    ids: Sequence[int], tokens: int, block: int, options: ReadOptions
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Blocks of `tokens` tokens as they are sent: (ids, tokens of each). The last one may be part full.
+
+    Where scaled blocks would be too short, so many in a row as are long enough become one, counted from the request's
+    beginning. Its id is a hash of theirs: requests share it that begin with the same ids up to its end.
+    """
+    together = together_blocks(block, options)
+    if together > 1:
+        ids = [_id_of(ids[at : at + together]) for at in range(0, len(ids), together)]
+        block *= together
+    full = options.prompt_tokens(block)
+    last = options.prompt_tokens(tokens - block * (len(ids) - 1))
+    return tuple(ids), (full,) * (len(ids) - 1) + (last,)
+
+
+def together_blocks(block: int, options: ReadOptions) -> int:
+    """How many blocks become one. Those of the trace's own size, or longer, stay as they are."""
+    if options.length_scale >= 1:
+        return 1
+    return math.ceil(min(1.0, LEAST_BLOCK_TOKENS / block) / options.length_scale)
+
+
+def _id_of(ids: Sequence[int]) -> int:
+    """63 bits."""
+    return int.from_bytes(blake2b(",".join(map(str, ids)).encode(), digest_size=8).digest(), "little") >> 1
+
 
 def block_turn(
     scope: str, ids: Sequence[int], prompt: int, block: int, output: int, options: ReadOptions, delay_ns: int = 0
 ) -> Turn:
     """A whole request of `prompt` tokens that is known by the ids of its blocks, the last of which may be part full."""
-    full = options.prompt_tokens(block)
-    last = options.prompt_tokens(prompt - block * (len(ids) - 1))
-    tokens = (full,) * (len(ids) - 1) + (last,)
+    found, sizes = scaled_blocks(ids, prompt, block, options)
     return Turn(
         messages=({"role": "user", "content": ""},),
-        texts=(BlockText(scope=scope, ids=tuple(ids), tokens=tokens, language=options.language),),
+        texts=(BlockText(scope=scope, ids=found, tokens=sizes, language=options.language),),
         replaces_history=True,
         delay_ns=delay_ns,
-        asked_prompt_tokens=full * (len(ids) - 1) + last,
+        asked_prompt_tokens=sum(sizes),
         asked_output_tokens=options.output_tokens(output),
     )
 

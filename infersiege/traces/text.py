@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from array import array
 from collections import OrderedDict
@@ -26,6 +27,10 @@ USUAL_LENGTHS: Mapping[str, TextLengths] = {
     "zh": TextLengths(method="ratio", chars_per_token=CHARS_PER_TOKEN["zh"], letter_tokens=0.59, separator_tokens=1.0),
 }
 """Where nothing is known of the engine: a token for each English word and mark, 1.6 Chinese characters a token."""
+
+BEYOND_TOKENS = 8
+"""How far shared blocks are to end beyond the recording's boundaries. Caches find whole blocks only, and each of our
+blocks is right to a word: a boundary missed by a token would cost a block of the cache."""
 
 _SEPARATOR = "\n"
 _MOST_MARK = 255
@@ -103,6 +108,10 @@ class Synthesizer:
         """What the text of a block will hold, by what is known of the tokenizer. All but its last id count as asked."""
         last = self._place(block.scope, block.ids[-1], block.tokens[-1], block.language)
         return sum(block.tokens[:-1]) + last.tokens
+
+    def least_tokens(self, scope: str, ident: int, language: str) -> int:
+        """What an id takes when one token is asked for, and the line end after it."""
+        return math.ceil(self._place(scope, ident, 1, language).tokens + self._lengths[language].separator_tokens)
 
     def _place(self, scope: str, ident: int, tokens: int, language: str) -> _Place:
         material, costs = self._known(language)
@@ -185,9 +194,12 @@ def marks_of(first: Sequence[int], later: Sequence[int], words: Sequence[int]) -
 class Framing:
     """What one session's requests cost beside their texts (chat template, salt), taken out of texts that are its own.
 
-    So a request's prompt holds as many tokens as the trace says. Texts that other requests share are not touched: only
-    the last text of a turn is made shorter, and only where it is one id that no other request has, or ends in a block
-    that is partly filled. What finds no room is taken out of a later turn's text.
+    So a request's prompt holds as many tokens as the trace says, and what requests share stays shared:
+
+    * A request that is blocks from its beginning has its first ones made shorter, by as much as every request that
+      begins with these ids, but for `BEYOND_TOKENS`. So the later ones end where the recording's did.
+    * Else the last text of a turn is made shorter, where it is one id that no other request has, or ends in a block
+      that is partly filled. What finds no room is taken out of a later turn's text.
     """
 
     def __init__(self, synthesizer: Synthesizer, *, salted: bool) -> None:
@@ -211,12 +223,30 @@ class Framing:
             if block is None or not block.ids:
                 continue
             wanted = sum(block.tokens)
+            if held == 0 and len(found) == 1 and len(block.ids) > 1:
+                found[at] = block = msgspec.structs.replace(block, tokens=self._begun(block))
+                self._over -= wanted - sum(block.tokens)
+                wanted = sum(block.tokens)
             if at == last and wanted and _is_own(block):
                 # No line end follows the last id.
                 tokens = max(1, round(block.tokens[-1] - self._over + self._synthesizer.frame.separator_tokens))
                 found[at] = block = msgspec.structs.replace(block, tokens=(*block.tokens[:-1], tokens))
             self._over += (self._synthesizer.tokens(block) if wanted else 0.0) - wanted
         return found
+
+    def _begun(self, block: BlockText) -> tuple[int, ...]:
+        """Tokens of a request's blocks; the first ones make room, each by what those before it left over."""
+        # About half of a template stands behind the text.
+        beyond = BEYOND_TOKENS + self._synthesizer.frame.request_tokens / 2
+        tokens, over = list(block.tokens), round(self._over - beyond)
+        for at in range(len(tokens) - (tokens[-1] < tokens[0])):
+            if over <= 0:
+                break
+            least = self._synthesizer.least_tokens(block.scope, block.ids[at], block.language)
+            less = max(0, min(over, tokens[at] - least))
+            tokens[at] -= less
+            over -= less
+        return tuple(tokens)
 
     def _frame(self, held: int, messages: Sequence[Message]) -> float:
         frame = self._synthesizer.frame

@@ -29,6 +29,7 @@ from infersiege.records import BlockText, Session, Turn
 from infersiege.traces.chat import UnsendableError
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
+from infersiege.traces.lengths import scaled_blocks
 from infersiege.traces.lines import Line, Request, parts
 from infersiege.traces.options import Option
 from infersiege.traces.source import Row, Source
@@ -220,17 +221,15 @@ class _Reader:
             line.requests.append(made)
 
     def _text(self, prompt: int, ids: list[int] | None, place: str) -> BlockText:
-        scaled = self._options.prompt_tokens
         if ids is None:
             self._tally.odd("requests without hash_ids share no text")
             return BlockText(
                 scope=self._scope,
                 ids=(-self._own - self._number,),
-                tokens=(scaled(prompt),),
+                tokens=(self._options.prompt_tokens(prompt),),
                 language=self._options.language,
             )
         full, rest = divmod(prompt, self._block)
-        sizes = [scaled(self._block)] * full
         if len(ids) == full and rest:
             ids = [*ids, -self._own - self._number]
         elif len(ids) != full + (rest > 0):
@@ -238,12 +237,11 @@ class _Reader:
                 f"{place}: {len(ids)} hash_ids for {prompt} tokens, {full} whole blocks of {self._block} are wanted",
                 hint="is block_size the recording's own?",
             )
-        if rest:
-            sizes.append(scaled(rest))
+        found, sizes = scaled_blocks(ids, prompt, self._block, self._options)
         return BlockText(
             scope=self._scope,
-            ids=tuple(ids),
-            tokens=tuple(sizes),
+            ids=found,
+            tokens=sizes,
             language=self._options.language,
             shared=not rest,  # a whole block may be what other requests go on from
         )
