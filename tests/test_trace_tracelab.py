@@ -129,7 +129,7 @@ def test_rounds_that_cannot_be_sent_are_skipped_and_their_text_goes_on(tmp_path)
 
 MALFORMED_CSV = [
     ("a,0,0,0,1,1", ":2: has 6 columns, 7 are wanted"),
-    ("a,x,0,0,1,1,0", ":2: arrival_time is 'x', a number is wanted"),
+    ("a,x,0,0,1,1,0", ":2: arrival_time is a text of 1 characters, a number is wanted"),
     ("a,0,0,0,1.5,1,0", ":2: input_len is '1.5', a whole number is wanted"),
     ("a,0,0,0,1,1,", ":2: tool_wait_after_ms is '', a number is wanted"),
     ("a,0,0,0,-1,1,0", ":2: input_len is -1, a number of at least 0 is wanted"),
@@ -298,8 +298,8 @@ MALFORMED_ROUNDS = [
     ({k: v for k, v in GOOD.items() if k != "output_tokens"}, "a.jsonl:1: output_tokens is missing"),
     (GOOD | {"prefix_tokens": 101}, "a.jsonl:1: prefix_tokens is 101, more than the 100 of input_tokens_total"),
     (GOOD | {"timing_events": [1]}, "a.jsonl:1: timing_events is no list of objects"),
-    (GOOD | {"timing_events": [{"timestamp": "noon"}]}, "a.jsonl:1: a timing event's timestamp is 'noon', a date"),
-    (GOOD | {"timing_events": [{"timestamp": 17}]}, "a.jsonl:1: a timing event's timestamp is a int, a date"),
+    (GOOD | {"timing_events": [{"timestamp": "noon"}]}, "a.jsonl:1: a timing event's timestamp is a string of 4 characters that is no date"),
+    (GOOD | {"timing_events": [{"timestamp": 17}]}, "a.jsonl:1: a timing event's timestamp is no string, a date"),
 ]
 
 

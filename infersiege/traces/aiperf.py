@@ -32,9 +32,11 @@ from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, Tally, check_span
-from infersiege.traces.values import shown_key, want_int, want_number
+from infersiege.traces.values import shown, shown_key, want_int, want_number
 
 NAME = "aiperf-multi-turn"
+
+_HINT = "docs/traces-formats/aiperf-multi-turn.md has the format"
 
 OPTIONS: dict[str, Option] = {}
 
@@ -144,7 +146,8 @@ class _Reader:
             if self._next > _MOST_TURNS or depth > _DEEPEST:
                 raise TraceError(
                     f"{self._root.place}: session {ident_of(self._root)[:40]!r} has more than {_MOST_TURNS:,} turns, "
-                    f"or more than {_DEEPEST} sessions below each other"
+                    f"or more than {_DEEPEST} sessions below each other",
+                    hint=_HINT,
                 )
             branch = Branch(turns=read.turns, after=start, joined_by=joined_by, inherits=child.inherits)
             self._branches.append(branch)
@@ -186,7 +189,7 @@ class _Reader:
     def _turn(self, raw: dict[str, Any], messages: list[Message], delay_ns: int, whole: bool, place: str) -> Turn:
         extra = raw.get("extra") or {}
         if not isinstance(extra, dict):
-            raise TraceError(f"{place}: extra is a {type(extra).__name__}, an object is wanted")
+            raise TraceError(f"{place}: extra is a {type(extra).__name__}, an object is wanted", hint=_HINT)
         fields = request_extra(extra, frozenset(), self._tally)
         if raw.get("max_tokens") is not None:
             fields["max_tokens"] = want_int(raw, "max_tokens", place)
@@ -197,7 +200,7 @@ class _Reader:
             asked = self._options.output_tokens(want_int(raw, "output_length", place)) or None
         tools = raw.get("tools")
         if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-            raise TraceError(f"{place}: tools is no list of objects")
+            raise TraceError(f"{place}: tools is no list of objects", hint=_HINT)
         return Turn(
             messages=tuple(messages),
             replaces_history=whole,
@@ -214,7 +217,7 @@ class _Reader:
             return [{"role": _role(raw, place), "content": [*_parts(raw, place), *_images(raw, place)]}]
         parts = _parts(raw, place)
         if not parts:
-            raise TraceError(f"{place}: has neither text nor texts nor messages")
+            raise TraceError(f"{place}: has neither text nor texts nor messages", hint=_HINT)
         content = parts[0]["text"] if len(parts) == 1 else parts
         return [{"role": _role(raw, place), "content": content}]
 
@@ -222,20 +225,20 @@ class _Reader:
 def _role(raw: dict[str, Any], place: str) -> str:
     role = raw.get("role") or "user"
     if role not in ("user", "system", "developer", "assistant"):
-        raise TraceError(f"{place}: role is {str(role)[:20]!r}; user, system, developer or assistant is wanted")
+        raise TraceError(f"{place}: role is {shown(role)}; user, system, developer or assistant is wanted", hint=_HINT)
     return str(role)
 
 
 def _parts(raw: dict[str, Any], place: str) -> list[dict[str, Any]]:
     """The texts as content parts. Raises TraceError."""
     if raw.get("text") is not None and raw.get("texts") is not None:
-        raise TraceError(f"{place}: has both text and texts")
+        raise TraceError(f"{place}: has both text and texts", hint=_HINT)
     texts: list[Any] = [raw["text"]] if raw.get("text") is not None else want_list(raw, "texts", place)
     found: list[str] = []
     for text in texts:
         contents = text.get("contents") if isinstance(text, dict) else [text]
         if not isinstance(contents, list) or not all(isinstance(one, str) for one in contents):
-            raise TraceError(f"{place}: a text is a {type(text).__name__}")
+            raise TraceError(f"{place}: a text is a {type(text).__name__}", hint=_HINT)
         found += contents
     return [{"type": "text", "text": text} for text in found]
 
@@ -260,7 +263,7 @@ def _delay(raw: dict[str, Any], before_ms: float | int | None, place: str) -> tu
     if raw.get("delay") is not None:
         delay_ms = want_number(raw, "delay", place)
         if delay_ms < 0:
-            raise TraceError(f"{place}: delay is {delay_ms:g} ms, at least 0 is wanted")
+            raise TraceError(f"{place}: delay is {delay_ms:g} ms, at least 0 is wanted", hint=_HINT)
         return check_span(place, round(delay_ms * 1_000_000), "delay"), None
     if raw.get("timestamp") is None:
         return 0, None
@@ -268,7 +271,8 @@ def _delay(raw: dict[str, Any], before_ms: float | int | None, place: str) -> tu
     check_span(place, abs(round(stamp_ms * 1_000_000)), "timestamp")
     if before_ms is not None and stamp_ms < before_ms:
         raise TraceError(
-            f"{place}: timestamp went back from {before_ms:g} ms to {stamp_ms:g} ms", hint="turns stand in their order"
+            f"{place}: timestamp went back from {before_ms:g} ms to {stamp_ms:g} ms",
+            hint="turns stand in their order",
         )
     waited_ms = 0 if before_ms is None else stamp_ms - before_ms
     return check_span(place, round(waited_ms * 1_000_000), "time since the turn before"), stamp_ms

@@ -15,6 +15,8 @@ from infersiege.traces.row_groups import Places, came_before, mark
 from infersiege.traces.source import Row, Source
 from infersiege.traces.values import want_int
 
+_HINT = "docs/traces-formats/aiperf-multi-turn.md has the format"
+
 
 class Child(NamedTuple):
     """A session that another one starts."""
@@ -152,7 +154,7 @@ def ident_of(row: Placed) -> str:
     if ident is None:
         return f"line-{row.line}"
     if not isinstance(ident, str) or not ident:
-        raise TraceError(f"{row.place}: session_id is no text")
+        raise TraceError(f"{row.place}: session_id is no text", hint=_HINT)
     return ident
 
 
@@ -163,7 +165,7 @@ def raw_turns(row: Placed) -> list[dict[str, Any]]:
     if raw is None and value.get("orchestrator") is True:
         return []
     if not isinstance(raw, list) or not raw or not all(isinstance(turn, dict) for turn in raw):
-        raise TraceError(f"{row.place}: turns is no list of objects with at least one")
+        raise TraceError(f"{row.place}: turns is no list of objects with at least one", hint=_HINT)
     return raw
 
 
@@ -184,7 +186,7 @@ def children_of(row: Placed) -> list[Child]:
         for fork in want_list(turn, "forks", place):
             ident = fork.get("child") if isinstance(fork, dict) else fork
             if not isinstance(ident, str):
-                raise TraceError(f"{place}: forks holds a {type(fork).__name__} that names no session")
+                raise TraceError(f"{place}: forks holds a {type(fork).__name__} that names no session", hint=_HINT)
             background = isinstance(fork, dict) and fork.get("background") is True
             if not background and number < len(turns) - 1:
                 raise TraceError(
@@ -201,7 +203,7 @@ def _spawned(spawn: object, number: int, turns: int, place: str) -> list[Child]:
     if isinstance(spawn, str):
         return [Child(spawn, number, False, number + 1 if number + 1 < turns else None)]
     if not isinstance(spawn, dict):
-        raise TraceError(f"{place}: spawns holds a {type(spawn).__name__} that names no session")
+        raise TraceError(f"{place}: spawns holds a {type(spawn).__name__} that names no session", hint=_HINT)
     join_at = number + 1 if spawn.get("join_at") is None else want_int(spawn, "join_at", place)
     if join_at <= number or (join_at >= turns and spawn.get("join_at") is not None):
         raise TraceError(
@@ -218,12 +220,12 @@ def want_list(value: dict[str, Any], key: str, place: str) -> list[Any]:
     if found is None:
         return []
     if not isinstance(found, list):
-        raise TraceError(f"{place}: {key} is a {type(found).__name__}, a list is wanted")
+        raise TraceError(f"{place}: {key} is a {type(found).__name__}, a list is wanted", hint=_HINT)
     return found
 
 
 def _texts(value: dict[str, Any], key: str, place: str) -> list[str]:
     found = want_list(value, key, place)
     if not all(isinstance(one, str) for one in found):
-        raise TraceError(f"{place}: {key} is no list of session ids")
+        raise TraceError(f"{place}: {key} is no list of session ids", hint=_HINT)
     return found

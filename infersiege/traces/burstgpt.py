@@ -160,5 +160,8 @@ class _Reader:
                 value = text
         seconds = want_number({column: value}, column, f"{self._source.path}:{line}")
         if seconds < 0:
-            raise TraceError(f"{self._source.path}:{line}: {column} is {seconds:g}, at least 0 is wanted")
+            raise TraceError(
+                f"{self._source.path}:{line}: {column} is {seconds:g}, at least 0 is wanted",
+                hint="times are in seconds",
+            )
         return seconds

@@ -21,6 +21,8 @@ from infersiege.traces.row_groups import Places, in_groups, mark
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import Tally
 
+_HINT = "docs/traces-formats/claude-code.md has the format"
+
 META_SUFFIX = ".meta.json"
 """Of the file beside a subagent's, which names the tool call that started it."""
 
@@ -187,19 +189,19 @@ def entry_of(row: Placed) -> Entry | None:
 def _read_message(entry: Entry, value: dict[str, Any], place: str) -> None:
     message = value.get("message")
     if not isinstance(message, dict):
-        raise TraceError(f"{place}: message is a {type(message).__name__}, an object is wanted")
+        raise TraceError(f"{place}: message is a {type(message).__name__}, an object is wanted", hint=_HINT)
     content = message.get("content")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise TraceError(f"{place}: message.content is no text and no list of blocks")
+        raise TraceError(f"{place}: message.content is no text and no list of blocks", hint=_HINT)
     entry.blocks = content
     if entry.kind == "assistant":
         ident = message.get("id", value.get("requestId"))
         entry.message_id = ident if isinstance(ident, str) else entry.uuid
         usage = message.get("usage")
         if usage is not None and not isinstance(usage, dict):
-            raise TraceError(f"{place}: message.usage is a {type(usage).__name__}, an object is wanted")
+            raise TraceError(f"{place}: message.usage is a {type(usage).__name__}, an object is wanted", hint=_HINT)
         entry.usage = usage
         entry.made_up = message.get("model") == "<synthetic>" or value.get("isApiErrorMessage") is True
 

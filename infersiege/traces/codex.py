@@ -26,6 +26,8 @@ from infersiege.traces.trace import ReadOptions, Tally, Trace
 
 NAME = "codex"
 
+_HINT = "docs/traces-formats/codex.md has the format"
+
 OPTIONS: dict[str, Option] = {"fill": FILL}
 
 _TYPES = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
@@ -117,7 +119,7 @@ def _session(rows: Sequence[Placed], scope: str, options: ReadOptions, tally: Ta
         if kind not in _TYPES:
             continue
         if not isinstance(payload, dict):
-            raise TraceError(f"{row.place}: payload is a {type(payload).__name__}, an object is wanted")
+            raise TraceError(f"{row.place}: payload is a {type(payload).__name__}, an object is wanted", hint=_HINT)
         time_ns = moment_ns(value, "timestamp", row.place)
         if kind == "session_meta":
             if session_id is None:

@@ -16,6 +16,8 @@ from infersiege.traces.coding_agents import answer_of, image_part, text_part, to
 from infersiege.traces.private_values import token_count, want_string
 from infersiege.traces.trace import ReadOptions, Tally
 
+_HINT = "docs/traces-formats/codex.md has the format"
+
 _INPUT_ROLES = frozenset({"user", "developer", "system"})
 _TEXTS = frozenset({"input_text", "output_text", "text"})
 _CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call"})
@@ -238,7 +240,7 @@ class Rollout:
         if isinstance(content, str):
             return [text_part(content)]
         if not isinstance(content, list):
-            raise TraceError(f"{place}: content is a {type(content).__name__}, a list of items is wanted")
+            raise TraceError(f"{place}: content is a {type(content).__name__}, a list of items is wanted", hint=_HINT)
         parts = []
         for part in content:
             if not isinstance(part, dict):

@@ -33,11 +33,13 @@ from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.lines import Line, Request, parts
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
+from infersiege.traces.stamps import date_ns
 from infersiege.traces.trace import ReadOptions, Tally, check_span
-from infersiege.traces.tracelab_rounds import stamp_ns
 from infersiege.traces.values import want_int, want_number
 
 NAME = "copilot-agents"
+
+_HINT = "docs/traces-formats/copilot-agents.md has the format"
 
 OPTIONS = {
     "shared_prefix": Option(
@@ -79,7 +81,7 @@ def _session(row: Placed, tally: Tally, options: ReadOptions, scope: str) -> Ses
     value = want_object(row)
     ident = value.get("session_id")
     if not isinstance(ident, str) or not ident:
-        raise TraceError(f"{row.place}: session_id is no text")
+        raise TraceError(f"{row.place}: session_id is no text", hint=_HINT)
     calls = sorted(_calls(value, row.place), key=lambda call: call.start_ns)
     sent = [call for call in calls if call.prompt and call.completion]
     if not sent:
@@ -127,20 +129,20 @@ def _calls(value: dict[str, Any], place: str) -> Iterator[_Call]:
 def _call(call: dict[str, Any], place: str) -> _Call:
     tokens = call.get("tokens")
     if not isinstance(tokens, dict):
-        raise TraceError(f"{place}: tokens is {'missing' if tokens is None else 'no object'}")
+        raise TraceError(f"{place}: tokens is {'missing' if tokens is None else 'no object'}", hint=_HINT)
     prompt, completion = want_int(tokens, "prompt", place), want_int(tokens, "completion", place)
     cached = 0 if tokens.get("cached") is None else want_int(tokens, "cached", place)
     if cached > prompt:
-        raise TraceError(f"{place}: cached is {cached} tokens, more than the {prompt} of the prompt")
+        raise TraceError(f"{place}: cached is {cached} tokens, more than the {prompt} of the prompt", hint=_HINT)
     took_ms = want_number(call, "duration_ms", place)
     if took_ms < 0:
-        raise TraceError(f"{place}: duration_ms is {took_ms:g}, at least 0 is wanted")
-    start_ns = stamp_ns(call.get("timestamp"), "timestamp", place)
+        raise TraceError(f"{place}: duration_ms is {took_ms:g}, at least 0 is wanted", hint=_HINT)
+    start_ns = date_ns(call.get("timestamp"), "timestamp", place)
     took_ns = check_span(place, round(took_ms * 1_000_000), "duration_ms")
     return _Call(start_ns, start_ns + took_ns, str(call.get("model")), prompt, completion, cached)
 
 
 def _objects(value: object, what: str, place: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise TraceError(f"{place}: {what} is no list of objects")
+        raise TraceError(f"{place}: {what} is no list of objects", hint=_HINT)
     return value

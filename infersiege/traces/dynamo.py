@@ -44,6 +44,8 @@ from infersiege.traces.values import want_int, want_number
 
 NAME = "dynamo"
 
+_HINT = "docs/traces-formats/dynamo.md has the format"
+
 OPTIONS = {
     "shared_prefix": Option(
         default=True,
@@ -144,7 +146,7 @@ def _context(event: dict[str, Any], place: str) -> dict[str, Any] | None:
     if context is None:
         return None
     if not isinstance(context, dict) or _first(context, _RUNS) is None:
-        raise TraceError(f"{place}: agent_context has no session_id")
+        raise TraceError(f"{place}: agent_context has no session_id", hint=_HINT)
     return context
 
 
@@ -237,14 +239,14 @@ class _Reader:
             end = want_number(event, "event_time_unix_ms", place)
             start = end - (took or 0)
         if end < start or start < 0:
-            raise TraceError(f"{place}: the request ends {start - end:g} ms before it was received")
+            raise TraceError(f"{place}: the request ends {start - end:g} ms before it was received", hint=_HINT)
         return round(start * 1_000_000), check_span(place, round(end * 1_000_000), "the request's end")
 
     def _turn(self, name: str, event: dict[str, Any], row: Placed, *, beside: bool) -> Turn | None:
         request = _request(event, row.place)
         replay = request.get("replay")
         if replay is not None and not isinstance(replay, dict):
-            raise TraceError(f"{row.place}: request.replay is no object")
+            raise TraceError(f"{row.place}: request.replay is no object", hint=_HINT)
         total = (
             want_int(request, "input_tokens", row.place)
             if replay is None
@@ -258,7 +260,9 @@ class _Reader:
             return self._hashed(replay, total, output, row)
         cached = 0 if request.get("cached_tokens") is None else want_int(request, "cached_tokens", row.place)
         if cached > total:
-            raise TraceError(f"{row.place}: cached_tokens is {cached}, more than the {total} of input_tokens")
+            raise TraceError(
+                f"{row.place}: cached_tokens is {cached}, more than the {total} of input_tokens", hint=_HINT
+            )
         growth = self._growths.get(name)
         if growth is None:
             growth = self._growths[name] = Growth(self._options, f"{self._scope}:{self._ident}:{name}", self._resent)
@@ -271,10 +275,11 @@ class _Reader:
         block = want_int(replay, "trace_block_size", row.place)
         hashes = replay.get("input_sequence_hashes")
         if not isinstance(hashes, list) or not set(map(type, hashes)) <= {int}:
-            raise TraceError(f"{row.place}: input_sequence_hashes is no list of whole numbers")
+            raise TraceError(f"{row.place}: input_sequence_hashes is no list of whole numbers", hint=_HINT)
         if block == 0 or len(hashes) != -(-total // block):
             raise TraceError(
-                f"{row.place}: {len(hashes)} input_sequence_hashes for {total} tokens in blocks of {block}"
+                f"{row.place}: {len(hashes)} input_sequence_hashes for {total} tokens in blocks of {block}",
+                hint=_HINT,
             )
         options = self._options
         asked = options.output_tokens(output)
@@ -304,5 +309,5 @@ class _Reader:
 def _request(event: dict[str, Any], place: str) -> dict[str, Any]:
     request = event.get("request")
     if not isinstance(request, dict):
-        raise TraceError(f"{place}: request is {'missing' if request is None else 'no object'}")
+        raise TraceError(f"{place}: request is {'missing' if request is None else 'no object'}", hint=_HINT)
     return request

@@ -18,6 +18,8 @@ from infersiege.traces.private_values import moment_ns, want_string
 from infersiege.traces.source import Row, Source
 from infersiege.traces.values import decode_json
 
+_HINT = "docs/traces-formats/otel-genai.md has the format"
+
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """What the reader needs of one span."""
@@ -109,7 +111,8 @@ def _inner(source: Source, data: memoryview, row: Row) -> list[msgspec.Raw] | No
         document = _documents.decode(data)
     except msgspec.ValidationError as error:
         raise TraceError(
-            f"{source.place(row)}: is no document of spans ({error})", hint="docs/traces-formats/otel-genai.md"
+            f"{source.place(row)}: is no document of spans ({error})",
+            hint="docs/traces-formats/otel-genai.md",
         ) from None
     except (msgspec.DecodeError, RecursionError):
         source.json(row)  # says with its place why it is no JSON
@@ -140,7 +143,7 @@ _KEYS = {
 def span_of(value: Any, place: str) -> Span:
     """Raises TraceError for what is no span, and for a span without its times."""
     if not isinstance(value, dict):
-        raise TraceError(f"{place}: is a {type(value).__name__}, not a span")
+        raise TraceError(f"{place}: is a {type(value).__name__}, not a span", hint=_HINT)
     context = value.get("context")
     facts = {**context, **value} if isinstance(context, dict) else value  # the SDK's own `to_json`
     start, end = (_time(facts, name, place) for name in ("start", "end"))
@@ -180,7 +183,7 @@ def _attributes(raw: object, place: str) -> dict[str, Any]:
     if isinstance(raw, dict):
         return raw
     if not isinstance(raw, list):
-        raise TraceError(f"{place}: attributes is a {type(raw).__name__}, an object or a list is wanted")
+        raise TraceError(f"{place}: attributes is a {type(raw).__name__}, an object or a list is wanted", hint=_HINT)
     return _key_values(raw, place)
 
 

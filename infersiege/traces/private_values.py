@@ -9,6 +9,8 @@ from infersiege.errors import TraceError
 from infersiege.traces.stamps import Stamps
 from infersiege.traces.values import MOST_TOKENS
 
+_HINT = "is the format the right one, and the file whole? docs/traces-formats has a page of each format"
+
 
 def token_count(usage: Mapping[str, Any], key: str, place: str) -> int:
     """0 where it is missing or null. Raises TraceError."""
@@ -16,9 +18,9 @@ def token_count(usage: Mapping[str, Any], key: str, place: str) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TraceError(f"{place}: {key} is a {type(value).__name__}, a whole number of tokens is wanted")
+        raise TraceError(f"{place}: {key} is a {type(value).__name__}, a whole number of tokens is wanted", hint=_HINT)
     if not 0 <= value <= MOST_TOKENS:
-        raise TraceError(f"{place}: {key} is {'below 0' if value < 0 else 'more than any request has'}")
+        raise TraceError(f"{place}: {key} is {'below 0' if value < 0 else 'more than any request has'}", hint=_HINT)
     return value
 
 
@@ -27,7 +29,7 @@ def want_string(row: Mapping[str, Any], key: str, place: str) -> str:
     value = row.get(key)
     if not isinstance(value, str):
         seen = "is missing" if key not in row else f"is a {type(value).__name__}"
-        raise TraceError(f"{place}: {key} {seen}, a string is wanted")
+        raise TraceError(f"{place}: {key} {seen}, a string is wanted", hint=_HINT)
     return value
 
 
@@ -38,5 +40,5 @@ def moment_ns(row: Mapping[str, Any], key: str, place: str) -> int:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         seen = "is missing" if key not in row else f"is a {type(value).__name__}"
-        raise TraceError(f"{place}: {key} {seen}, a date or a Unix time is wanted")
+        raise TraceError(f"{place}: {key} {seen}, a date or a Unix time is wanted", hint=_HINT)
     return Stamps(None).ns({key: value}, key, place)

@@ -33,6 +33,8 @@ HEAD_BYTES = 1 << 18
 """What `sniff` functions see of a file, and more where its first line is longer."""
 
 _LONGEST_LINE = 64 << 20
+_LONGEST_ARRAY = 4 << 20
+"""Of a line that is an array: longer ones are whole files, whose first elements tell the format."""
 
 
 _KINDS = (
@@ -124,8 +126,9 @@ class Source:
         size = self._starts[1] if len(self._starts) > 1 else len(data)
         end = min(size, HEAD_BYTES)
         if data.find(b"\n", 0, end) < 0:
-            found = data.find(b"\n", end, min(size, _LONGEST_LINE))
-            end = min(size, _LONGEST_LINE) if found < 0 else found
+            longest = _LONGEST_ARRAY if data[:end].removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"[" else _LONGEST_LINE
+            found = data.find(b"\n", end, min(size, longest))
+            end = min(size, longest) if found < 0 else found
         return Head(data[:end])
 
     def data(self) -> mmap.mmap | bytes:
@@ -211,11 +214,6 @@ class Source:
                 raise TraceError(
                     f"{self.place(row)}: is not UTF-8 ({error.reason})", hint="convert the file to UTF-8"
                 ) from error
-
-    def json_rows(self) -> Iterator[tuple[int, Any]]:
-        """(line number, decoded row) of JSON Lines; empty lines are passed over. Raises TraceError with the line."""
-        for row in self.rows():
-            yield row.line, self.json(row)
 
     def _extents(self) -> Iterator[tuple[int, int]]:
         """First byte and end of each file, without its byte order mark."""

@@ -24,15 +24,18 @@ from infersiege.traces.growth import Growth, Resent, settled
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.options import Option
+from infersiege.traces.row_groups import grouped
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import LONGEST_NS, ReadOptions, Tally
-from infersiege.traces.values import check_tokens
+from infersiege.traces.values import check_tokens, shown, shown_key
 
 NAME = "tracelab-replay"
 
 OPTIONS: dict[str, Option] = {}
 
 _COLUMNS = ("session_id", "arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
+
+_HINT = "is this the right column?"
 
 _LONGEST_MS = LONGEST_NS / 1_000_000
 """Of a time or a wait: a century."""
@@ -52,7 +55,7 @@ def _names(header: str) -> set[str]:
 def read(source: Source, options: ReadOptions) -> IndexedTrace:
     """Raises TraceError for a wrong header or row, and for rounds that are not in order."""
     rows = source.rows()
-    decode, extra = _header(source, next(rows, None))
+    decode, column, extra = _header(source, next(rows, None))
     scope = f"{NAME}:{source.sha256()[:16]}"
 
     def make(rows: Sequence[Placed], tally: Tally) -> Session:
@@ -62,12 +65,19 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
         source, options, format=NAME, make=make, decode=decode, unit_hint="arrival_time is in milliseconds"
     )
     for name in extra:
-        trace.odd(f"column {name!r} is not sent")
-    return trace.read_groups(rows, lambda row: str(row.value[0]))
+        trace.odd(f"column {shown_key(name)} is not sent")
+
+    def session_id(row: Row) -> str:
+        """Whatever stands there: each row is looked at when its session is made."""
+        fields = source.raw(row).split(b",", column + 1)
+        return fields[min(column, len(fields) - 1)].decode("utf-8", "replace").strip()
+
+    trace.add_sessions(grouped(rows, session_id))
+    return trace.finish()
 
 
-def _header(source: Source, row: Row | None) -> tuple[Callable[[Source, Row], Fields], list[str]]:
-    """What splits a row into _COLUMNS, and the columns that are not read."""
+def _header(source: Source, row: Row | None) -> tuple[Callable[[Source, Row], Fields], int, list[str]]:
+    """What splits a row into _COLUMNS, where the session's id stands, and the columns that are not read."""
     if row is None:
         raise TraceError(f"{source.path}: the file has no rows", hint="its first line names the columns")
     names = [name.strip() for name in source.raw(row).decode("utf-8", "replace").split(",")]
@@ -94,7 +104,7 @@ def _header(source: Source, row: Row | None) -> tuple[Callable[[Source, Row], Fi
             )
         return fields if straight else [fields[column] for column in at]
 
-    return decode, [name for name in names if name not in _COLUMNS]
+    return decode, at[0], [name for name in names if name not in _COLUMNS]
 
 
 def _session(rows: Sequence[Placed], tally: Tally, options: ReadOptions, scope: str) -> Session:
@@ -150,7 +160,10 @@ def _arrival_ns(row: Placed) -> int:
     except ValueError:
         raise _wrong_value(row) from None
     if not 0 <= milliseconds <= _LONGEST_MS:
-        raise TraceError(f"{row.place}: arrival_time is {milliseconds:g}, milliseconds from 0 to a century are wanted")
+        raise TraceError(
+            f"{row.place}: arrival_time is {milliseconds:g}, milliseconds from 0 to a century are wanted",
+            hint="check its unit",
+        )
     return round(milliseconds * 1_000_000)
 
 
@@ -158,9 +171,12 @@ def _check(row: Placed, number: int, prefix: int, new: int, output: int, wait_ms
     if number < 0 or prefix < 0 or new < 0 or output < 0:
         values = zip(_COLUMNS[2:], (number, prefix, new, output), strict=False)
         name, value = next(one for one in values if one[1] < 0)
-        raise TraceError(f"{row.place}: {name} is {value}, a number of at least 0 is wanted")
+        raise TraceError(f"{row.place}: {name} is {value}, a number of at least 0 is wanted", hint=_HINT)
     if not 0 <= wait_ms <= _LONGEST_MS:  # nan, too
-        raise TraceError(f"{row.place}: {_COLUMNS[6]} is {wait_ms:g}, milliseconds from 0 to a century are wanted")
+        raise TraceError(
+            f"{row.place}: {_COLUMNS[6]} is {wait_ms:g}, milliseconds from 0 to a century are wanted",
+            hint="check its unit",
+        )
     for value, name in ((prefix, "prefix_len"), (new, "input_len"), (output, "output_len")):
         check_tokens(value, name, row.place)
 
@@ -173,5 +189,5 @@ def _wrong_value(row: Placed) -> TraceError:
             kind(text)
         except ValueError:
             wanted = "a number" if kind is float else "a whole number"
-            return TraceError(f"{row.place}: {name} is {text[:20]!r}, {wanted} is wanted")
+            return TraceError(f"{row.place}: {name} is {shown(text)}, {wanted} is wanted", hint=_HINT)
     raise AssertionError("every column is a number")

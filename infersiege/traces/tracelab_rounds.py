@@ -20,7 +20,6 @@ Facts: the files of uw-syfi/TraceLab.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from infersiege.errors import TraceError
@@ -32,10 +31,13 @@ from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.lines import Line, Request, parts
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
-from infersiege.traces.trace import ReadOptions, Tally, check_span
+from infersiege.traces.stamps import date_ns
+from infersiege.traces.trace import ReadOptions, Tally
 from infersiege.traces.values import want_int
 
 NAME = "tracelab-rounds"
+
+_HINT = "docs/traces-formats/tracelab-rounds.md has the format"
 
 OPTIONS = {
     "shared_prefix": Option(
@@ -66,7 +68,7 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
 def _ident(row: Placed) -> str:
     ident = want_object(row).get("session_id")
     if not isinstance(ident, str) or not ident:
-        raise TraceError(f"{row.place}: session_id is no text")
+        raise TraceError(f"{row.place}: session_id is no text", hint=_HINT)
     return ident
 
 
@@ -135,7 +137,7 @@ def _times(value: dict[str, Any], place: str) -> _Times:
     if events is None:
         return _Times(None, None)
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise TraceError(f"{place}: timing_events is no list of objects")
+        raise TraceError(f"{place}: timing_events is no list of objects", hint=_HINT)
     inputs = [event for event in events if str(event.get("event_type")) in _INPUTS]
     others = [event for event in events if str(event.get("event_type")) not in _INPUTS]
     return _Times(_last_ns(inputs, place), _last_ns(others, place))
@@ -143,23 +145,4 @@ def _times(value: dict[str, Any], place: str) -> _Times:
 
 def _last_ns(events: Sequence[dict[str, Any]], place: str) -> int | None:
     stamps = [event["timestamp"] for event in events if event.get("timestamp") is not None]
-    return max((stamp_ns(stamp, "a timing event's timestamp", place) for stamp in stamps), default=None)
-
-
-def stamp_ns(stamp: object, what: str, place: str) -> int:
-    """ns since the epoch of an ISO date and time (UTC unless it says an offset). Raises TraceError."""
-    try:
-        moment = datetime.fromisoformat(stamp) if isinstance(stamp, str) else None
-    except ValueError:
-        moment = None
-    if moment is None:
-        shown = repr(stamp[:30]) if isinstance(stamp, str) else f"a {type(stamp).__name__}"
-        raise TraceError(f"{place}: {what} is {shown}, a date and time like 2026-06-01T05:40:20.151Z is wanted")
-    since = moment.replace(tzinfo=None) - _EPOCH - (moment.utcoffset() or _NOTHING)
-    since_ns = ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
-    check_span(place, abs(since_ns), f"{what}, counted from 1970,")
-    return since_ns
-
-
-_EPOCH = datetime(1970, 1, 1)
-_NOTHING = _EPOCH - _EPOCH
+    return max((date_ns(stamp, "a timing event's timestamp", place) for stamp in stamps), default=None)

@@ -16,6 +16,8 @@ MOST_TOKENS = 1_000_000_000
 _LARGEST_NUMBER = 1e20
 """Of anything that is counted or timed: beyond the Unix epoch in ns, and far from what a float can't hold."""
 
+_HINT = "is the trace's format the right one, and this the right field?"
+
 
 def decode_json(data: str | bytes) -> Any:
     """Any JSON value. Raises ValueError with the reason."""
@@ -49,7 +51,7 @@ def want_int(row: dict[str, Any], key: str, place: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TraceError(f"{place}: {key} {_seen(row, key)}, a whole number of at least 0 is wanted")
+        raise TraceError(f"{place}: {key} {_seen(row, key)}, a whole number of at least 0 is wanted", hint=_HINT)
     check_tokens(value, key, place)
     return value
 
@@ -66,7 +68,7 @@ def want_number(row: dict[str, Any], key: str, place: str) -> float | int:
     """A number that can be a time or a count. Raises TraceError."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise TraceError(f"{place}: {key} {_seen(row, key)}, a number is wanted")
+        raise TraceError(f"{place}: {key} {_seen(row, key)}, a number is wanted", hint=_HINT)
     if abs(value) > _LARGEST_NUMBER:
         raise TraceError(f"{place}: {key} {_seen(row, key)}, no time is so far away", hint="check its unit")
     return value
