@@ -401,7 +401,7 @@ def test_vllm_entries_that_do_not_alternate_are_skipped(tmp_path, messages, reas
         ({"id": 1.5, "messages": []}, r"v.json:1: id is a float, a string or a whole number", "id"),
         ({"id": True, "messages": []}, r"v.json:1: id is a bool, a string or a whole number", "id"),
         ({"id": "b"}, r"v.json:1: has no messages \(keys: id\)", "format"),
-        ({"id": "a", "messages": talk(1)}, r"v.json:1: id 'a' came before", "one entry"),
+        ({"id": "a", "messages": talk(1)}, r"v.json:1: this id came before", "one entry"),
         (5, r"v.json:1: is a int, not an object", "format"),
     ],
 )

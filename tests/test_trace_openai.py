@@ -139,7 +139,7 @@ def test_tr_01_delta_rows_are_joined(tmp_path):
 
 def test_tr_01_rows_that_share_a_session_need_an_explicit_mode(tmp_path):
     rows = [{"session_id": "s", "messages": talk(1)}, {"session_id": "s", "messages": talk(3)}]
-    with pytest.raises(TraceError, match=r"t.jsonl:2: session_id 's' came before") as caught:
+    with pytest.raises(TraceError, match=r"t.jsonl:2: this session_id came before") as caught:
         open_trace(str(write(tmp_path / "t.jsonl", *rows)))
     assert "cumulative" in (caught.value.hint or "")
 
@@ -597,3 +597,22 @@ def test_given_files_are_read(shared, name, turns):
     trace = open_trace(f"openai-jsonl/{name}.hand-made.jsonl", base=shared / "traces")
     assert (trace.format, trace.skipped) == ("openai-messages", {})
     assert [len(session.turns) for session in sessions(trace)] == turns
+
+
+@pytest.mark.parametrize(
+    ("row", "format"),
+    [
+        ({"body": {"jane@corp.example": 1, "a key of many words that somebody has written into it": 2}}, "full-body"),
+        ({"jane@corp.example": 1, "sk-test-000": 2}, "openai-messages"),
+        ({"jane@corp.example": 1, "sk-test-000": 2}, "sharegpt"),
+        ({"jane@corp.example": 1, "sk-test-000": 2}, "wildchat"),
+        ({"jane@corp.example": 1, "sk-test-000": 2, "id": "a"}, "vllm-multi-turn"),
+    ],
+)
+def test_tr_15_keys_that_may_be_peoples_words_are_not_listed(tmp_path, row, format):
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps([row] if format == "vllm-multi-turn" else {"timestamp": 0, **row}), encoding="utf-8")
+    with pytest.raises(TraceError, match=r"keys: .*of 17 characters") as caught:
+        open_trace(str(path), format=format)
+    said = f"{caught.value}{caught.value.hint}"
+    assert [word for word in ("jane", "sk-test", "somebody") if word in said] == []

@@ -27,6 +27,7 @@ from infersiege.errors import TraceError
 from infersiege.records import Branch, Message, Session, Turn
 from infersiege.traces.aiperf_graph import Child, Graph, children_of, ident_of, raw_turns, want_list
 from infersiege.traces.chat import UnsendableError, check_messages, request_extra
+from infersiege.traces.chat_parts import content_of, image_part, text_part
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.options import Option
@@ -218,8 +219,7 @@ class _Reader:
         parts = _parts(raw, place)
         if not parts:
             raise TraceError(f"{place}: has neither text nor texts nor messages", hint=_HINT)
-        content = parts[0]["text"] if len(parts) == 1 else parts
-        return [{"role": _role(raw, place), "content": content}]
+        return [{"role": _role(raw, place), "content": content_of(parts)}]
 
 
 def _role(raw: dict[str, Any], place: str) -> str:
@@ -240,7 +240,7 @@ def _parts(raw: dict[str, Any], place: str) -> list[dict[str, Any]]:
         if not isinstance(contents, list) or not all(isinstance(one, str) for one in contents):
             raise TraceError(f"{place}: a text is a {type(text).__name__}", hint=_HINT)
         found += contents
-    return [{"type": "text", "text": text} for text in found]
+    return [text_part(text) for text in found]
 
 
 def _images(raw: dict[str, Any], place: str) -> list[dict[str, Any]]:
@@ -253,7 +253,7 @@ def _images(raw: dict[str, Any], place: str) -> list[dict[str, Any]]:
         found += image.get("contents", ()) if isinstance(image, dict) else [image]
     if not all(isinstance(url, str) and url.startswith(("http://", "https://", "data:")) for url in found):
         raise UnsendableError("image_is_a_local_file")
-    return [{"type": "image_url", "image_url": {"url": url}} for url in found]
+    return [image_part(url) for url in found]
 
 
 def _delay(raw: dict[str, Any], before_ms: float | int | None, place: str) -> tuple[int, float | int | None]:

@@ -26,6 +26,7 @@ import msgspec
 
 from infersiege.records import Branch, Session, Turn
 from infersiege.traces.chat import UnsendableError
+from infersiege.traces.chat_parts import answer, image_part, joined_text, text_part, tool_call
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.options import Option
@@ -34,14 +35,12 @@ from infersiege.traces.trace import ReadOptions, Tally
 from infersiege.traces.trajectory import (
     Found,
     Said,
-    answer,
     cut,
     documents,
     instant_ns,
     name_of,
     read_trajectories,
     shaped,
-    tool_call,
 )
 from infersiege.traces.values import MOST_TOKENS
 
@@ -285,7 +284,7 @@ def _answered(
     if calls and texts and not by_call:
         # The agent wrote its calls into its answer, which the file has only in parts.
         written = [{"name": call.function_name, "arguments": call.arguments} for call in calls]
-        content = f"{_joined(content)}\n{msgspec.json.encode(written).decode()}".lstrip()
+        content = f"{joined_text(content)}\n{msgspec.json.encode(written).decode()}".lstrip()
         calls = []
     message = answer(content, [tool_call(one.tool_call_id, one.function_name, one.arguments, tally) for one in calls])
     if step.reasoning_content and options.values["reasoning"]:
@@ -326,16 +325,12 @@ def _content(content: _Content, tally: Tally) -> str | list[dict[str, Any]]:
         source = part.get("source")
         path = source.get("path") if isinstance(source, dict) else None
         if isinstance(part.get("text"), str):
-            parts.append({"type": "text", "text": part["text"]})
+            parts.append(text_part(part["text"]))
         elif isinstance(path, str) and path.startswith(("http://", "https://", "data:")):
-            parts.append({"type": "image_url", "image_url": {"url": path}})
+            parts.append(image_part(path))
         else:
             tally.odd("parts of messages that are files are not sent")
     return parts
-
-
-def _joined(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
 
 
 def _tools(agent: _Agent) -> tuple[dict[str, Any], ...] | None:

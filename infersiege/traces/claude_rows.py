@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from infersiege.errors import TraceError
-from infersiege.traces.coding_agents import image_part, text_part, tool_call
+from infersiege.traces.chat_parts import image_part, text_part, tool_call
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.private_values import moment_ns, want_string
 from infersiege.traces.row_groups import Places, in_groups, mark
@@ -249,7 +249,7 @@ def answer_blocks(blocks: list[dict[str, Any]], place: str, tally: Tally) -> tup
             texts.append(block["text"])
         elif kind == "tool_use":
             name = want_string(block, "name", place)
-            calls.append(tool_call(want_string(block, "id", place), name, block.get("input", {})))
+            calls.append(tool_call(want_string(block, "id", place), name, block.get("input", {}), tally))
         elif kind in ("thinking", "redacted_thinking"):
             tally.odd("thinking of recorded answers is not sent back")
         else:

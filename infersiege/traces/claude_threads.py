@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from infersiege.records import Message, Turn
+from infersiege.traces.chat_parts import answer_of, user_message
 from infersiege.traces.claude_rows import Entry, answer_blocks, content_parts, result_content
-from infersiege.traces.coding_agents import answer_of, user_message
 from infersiege.traces.private_values import token_count
 from infersiege.traces.trace import ReadOptions, Tally
 

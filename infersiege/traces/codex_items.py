@@ -12,7 +12,7 @@ import msgspec
 
 from infersiege.errors import TraceError
 from infersiege.records import Message, Turn
-from infersiege.traces.coding_agents import answer_of, image_part, text_part, tool_call, user_message
+from infersiege.traces.chat_parts import answer_of, image_part, text_part, tool_call, user_message
 from infersiege.traces.private_values import token_count, want_string
 from infersiege.traces.trace import ReadOptions, Tally
 
@@ -82,7 +82,7 @@ class Rollout:
             else:
                 self._tally.odd("messages of roles that no request has are not sent")
         elif kind in _CALLS:
-            self._answering(time_ns).calls.append(_call(payload, kind, place))
+            self._answering(time_ns).calls.append(_call(payload, kind, place, self._tally))
         elif kind in _OUTPUTS:
             ident = want_string(payload, "call_id", place)
             self._ask({"role": "tool", "tool_call_id": ident, "content": self._output(payload, place)}, time_ns)
@@ -269,19 +269,19 @@ class Rollout:
         return msgspec.json.encode(output).decode()
 
 
-def _call(payload: dict[str, Any], kind: str, place: str) -> dict[str, Any]:
+def _call(payload: dict[str, Any], kind: str, place: str, tally: Tally) -> dict[str, Any]:
     """Raises TraceError for a call without id or name."""
     if kind == "local_shell_call":
         ident = payload.get("call_id") or payload.get("id")
         action = payload.get("action")
         arguments = {"command": action.get("command")} if isinstance(action, dict) else {}
-        return tool_call(want_string({"call_id": ident}, "call_id", place), "local_shell", arguments)
+        return tool_call(want_string({"call_id": ident}, "call_id", place), "local_shell", arguments, tally)
     ident = want_string(payload, "call_id", place)
     name = want_string(payload, "name", place)
     if kind == "function_call":
-        return tool_call(ident, name, payload.get("arguments", "{}"))
+        return tool_call(ident, name, payload.get("arguments"), tally)
     # Chat completions know JSON arguments only: a free text becomes the one argument.
-    return tool_call(ident, name, {"input": payload.get("input")})
+    return tool_call(ident, name, {"input": payload.get("input")}, tally)
 
 
 def _shaped(messages: list[Message], *, begins: bool) -> list[Message]:

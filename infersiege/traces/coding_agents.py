@@ -7,16 +7,13 @@ tools' definitions, often more than 15,000 tokens. The log's token counts say ho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from infersiege.records import BlockText, Turn
-from infersiege.traces import chat_parts
-from infersiege.traces.chat_parts import answer_of, image_part, text_part, user_message
 from infersiege.traces.message_size import message_tokens
 from infersiege.traces.options import Option
-from infersiege.traces.trace import ReadOptions, Tally
+from infersiege.traces.trace import ReadOptions
 
 FILL = Option(
     default=True,
@@ -50,10 +47,3 @@ def _led(turn: Turn, block: BlockText) -> Turn:
     if not messages or messages[0]["role"] != "system":
         messages, texts = ({"role": "system", "content": ""}, *messages), (None, *texts)
     return msgspec.structs.replace(turn, messages=messages, texts=(block, *texts[1:]))
-
-
-def tool_call(ident: str, name: str, arguments: object) -> dict[str, Any]:
-    return chat_parts.tool_call(ident, name, arguments, Tally())
-
-
-__all__ = ["FILL", "answer_of", "filled", "image_part", "text_part", "tool_call", "user_message"]

@@ -25,7 +25,7 @@ from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.stamps import UNITS_NS, Stamps
 from infersiege.traces.trace import ReadOptions, Tally, check_span
-from infersiege.traces.values import decode_json, want_int
+from infersiege.traces.values import decode_json, shown_keys, want_int
 
 NAME = "full-body"
 
@@ -144,8 +144,9 @@ def _body(row: dict[str, Any], place: str) -> dict[str, Any]:
             f"{place}: body {seen}, an object is wanted", hint='a row is like {"body": {...}, "timestamp": 0}'
         )
     if not is_body(body, _url(row)):
-        keys = ", ".join(sorted(body)[:6])
-        raise TraceError(f"{place}: body has no messages, prompt or input (keys: {keys})", hint="was it cut?")
+        raise TraceError(
+            f"{place}: body has no messages, prompt or input (keys: {shown_keys(body)})", hint="was it cut?"
+        )
     return body
 
 

@@ -28,7 +28,7 @@ from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.stamps import UNITS_NS, Stamps
 from infersiege.traces.trace import ReadOptions, Tally, check_span
-from infersiege.traces.values import want_number
+from infersiege.traces.values import shown_keys, want_number
 
 NAME = "openai-messages"
 
@@ -133,8 +133,7 @@ class _Reader:
         wrapped = isinstance(raw.get("body"), dict)
         body = raw["body"] if wrapped else raw
         if not is_body(body, raw.get("url")) if wrapped else "messages" not in raw:
-            keys = ", ".join(sorted(raw)[:6])
-            raise TraceError(f"{place}: has no messages (keys: {keys})", hint="name the trace's `format`")
+            raise TraceError(f"{place}: has no messages (keys: {shown_keys(raw)})", hint="name the trace's `format`")
         delays = [key for key in ("delay", "delay_ms") if raw.get(key) is not None]
         timed = raw.get("timestamp") is not None
         if len(delays) > 1 or (delays and timed):
@@ -158,7 +157,7 @@ class _Reader:
         assert row.session_id is not None
         if row.session_id in self.seen:
             raise TraceError(
-                f"{row.place}: session_id {row.session_id[:80]!r} came before, so rows are parts of sessions",
+                f"{row.place}: this session_id came before, so rows are parts of sessions",
                 hint='set options.rows to "cumulative" (each row is a whole request) or "deltas" (only what is new)',
             )
         self.seen.add(row.session_id)

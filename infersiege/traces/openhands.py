@@ -18,6 +18,7 @@ import msgspec
 
 from infersiege.records import Message, Session, Turn
 from infersiege.traces.chat import UnsendableError
+from infersiege.traces.chat_parts import answer, joined_text, tool_call
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
 from infersiege.traces.openhands_texts import SILENT, action_text, observation_text
@@ -27,14 +28,12 @@ from infersiege.traces.trace import ReadOptions, Tally
 from infersiege.traces.trajectory import (
     Found,
     Said,
-    answer,
     cut,
     instant_ns,
     openai_calls,
     read_trajectories,
     seconds_ns,
     shaped,
-    tool_call,
     usage_tokens,
 )
 
@@ -178,7 +177,7 @@ class _History:
         key = _response(event)
         stored = _object(metadata.get("model_response"))
         message = _message(stored)
-        content = _joined(message.get("content")) or _text(args.get("thought"))
+        content = joined_text(message.get("content")) or _text(args.get("thought"))
         if event["action"] == "finish":
             # It is carried out at once and has no result: to later requests it is a text.
             text = content or _text(args.get("final_thought")) or _text(event.get("message"))
@@ -291,13 +290,6 @@ def _message(response: dict[str, Any]) -> dict[str, Any]:
     choices = response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     return _object(_object(first).get("message"))
-
-
-def _joined(content: object) -> str:
-    """A message's text, which some providers give in parts."""
-    if not isinstance(content, list):
-        return _text(content)
-    return "\n".join(text for part in content if (text := _text(_object(part).get("text"))))
 
 
 def _tools(raw: object) -> tuple[dict[str, Any], ...] | None:

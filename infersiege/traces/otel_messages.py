@@ -14,6 +14,7 @@ import msgspec
 
 from infersiege.records import Message
 from infersiege.traces.chat import ROLES, UnsendableError
+from infersiege.traces.chat_parts import content_of, image_part, text_part
 from infersiege.traces.trace import Tally
 from infersiege.traces.values import decode_json
 
@@ -260,11 +261,7 @@ def _content_list(content: str) -> list[Any] | None:
 
 def _content(texts: list[Any]) -> Any:
     """One text stays a text; several, and images, are content parts."""
-    if not texts:
-        return ""
-    if len(texts) == 1 and isinstance(texts[0], str):
-        return texts[0]
-    return [{"type": "text", "text": text} if isinstance(text, str) else text for text in texts]
+    return content_of([text_part(text) if isinstance(text, str) else text for text in texts])
 
 
 def _image(part: dict[str, Any]) -> dict[str, Any] | None:
@@ -279,5 +276,5 @@ def _image(part: dict[str, Any]) -> dict[str, Any] | None:
         if isinstance(content, str) and content:
             found = f"data:{kind or 'image/png'};base64,{content}"
         if isinstance(found, str):
-            return {"type": "image_url", "image_url": {"url": found}}
+            return image_part(found)
     return None

@@ -24,7 +24,7 @@ from infersiege.traces.objects import objects
 from infersiege.traces.options import Option
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import ReadOptions, Tally
-from infersiege.traces.values import decode_json
+from infersiege.traces.values import decode_json, shown_keys
 
 NAME = "sharegpt"
 
@@ -151,8 +151,9 @@ def _conversation(row: Placed) -> list[Any]:
         if isinstance(value.get(key), list):
             talk: list[Any] = value[key]
             return talk
-    keys = ", ".join(sorted(value)[:6])
-    raise TraceError(f"{row.place}: has no list of conversations (keys: {keys})", hint="name the trace's `format`")
+    raise TraceError(
+        f"{row.place}: has no list of conversations (keys: {shown_keys(value)})", hint="name the trace's `format`"
+    )
 
 
 def _messages(said: Sequence[Any], tally: Tally) -> list[Message]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -105,6 +106,11 @@ def shown_key(key: str) -> str:
     if len(key) <= 40 and _WORDS.fullmatch(key) and not looks_secret(key):
         return repr(key)
     return f"of {len(key)} characters"
+
+
+def shown_keys(keys: Iterable[str]) -> str:
+    """The first few of a row's keys, as messages list them."""
+    return ", ".join(shown_key(key).strip("'") for key in sorted(keys)[:6])
 
 
 _WORDS = re.compile(r"[a-z_]\w*(?:[-. ][a-z_]\w*)*", re.IGNORECASE | re.ASCII)

@@ -15,7 +15,7 @@ from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, Tally
-from infersiege.traces.values import shown_key
+from infersiege.traces.values import shown_key, shown_keys
 
 NAME = "vllm-multi-turn"
 
@@ -34,9 +34,7 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
         session = _session(rows, tally)
         # By place, since a session is made again whenever it is asked for.
         if seen.setdefault(session.session_id, rows[0].place) != rows[0].place:
-            raise TraceError(
-                f"{rows[0].place}: id {session.session_id[:80]!r} came before", hint="ids are of one entry"
-            )
+            raise TraceError(f"{rows[0].place}: this id came before", hint="ids are of one entry")
         return session
 
     return IndexedTrace(source, options, format=NAME, make=make).read_rows(source.elements())
@@ -49,8 +47,9 @@ def _session(rows: Sequence[Placed], tally: Tally) -> Session:
         seen = "is missing" if "id" not in row else f"is a {type(ident).__name__}"
         raise TraceError(f"{rows[0].place}: id {seen}, a string or a whole number is wanted", hint="entries have an id")
     if "messages" not in row:
-        keys = ", ".join(sorted(row)[:6])
-        raise TraceError(f"{rows[0].place}: has no messages (keys: {keys})", hint="name the trace's `format`")
+        raise TraceError(
+            f"{rows[0].place}: has no messages (keys: {shown_keys(row)})", hint="name the trace's `format`"
+        )
     for key in row.keys() - {"id", "messages"}:
         tally.odd(f"key {shown_key(key)} is not sent")
     messages = check_messages(row["messages"])

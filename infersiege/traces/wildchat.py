@@ -24,6 +24,7 @@ from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.stamps import Stamps
 from infersiege.traces.trace import ReadOptions, Tally, check_span
+from infersiege.traces.values import shown_keys
 
 NAME = "wildchat"
 
@@ -60,8 +61,9 @@ class _Reader:
         row = want_object(rows[0])
         talk = row.get("conversation")
         if not isinstance(talk, list):
-            keys = ", ".join(sorted(row)[:6])
-            raise TraceError(f"{place}: has no list `conversation` (keys: {keys})", hint="name the trace's `format`")
+            raise TraceError(
+                f"{place}: has no list `conversation` (keys: {shown_keys(row)})", hint="name the trace's `format`"
+            )
         if self._language and str(row.get("language", "")).lower() != self._language:
             raise UnsendableError("other_language")
         turns = turns_of(check_messages([_message(said) for said in talk]))
