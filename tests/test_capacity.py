@@ -59,7 +59,7 @@ from infersiege.plan.schema import Slo
 from infersiege.records import Outcome as TurnOutcome
 from infersiege.records import Summary, TurnRecord
 from infersiege.report.capacity_page import render_curves
-from infersiege.report.load_curve import LoadPoint, knee, knee_of
+from infersiege.report.load_curve import Knee, LoadPoint, elbow, knee, knee_of
 
 Server = Callable[[float], Judged]
 
@@ -353,16 +353,39 @@ def test_knee(heights: list[float], expected: float | None, reason: str) -> None
     assert knee(LOADS, heights) == expected, reason
 
 
+@pytest.mark.parametrize(
+    ("heights", "expected", "reason"),
+    [
+        ([20 + 25 * max(load - 4, 0) for load in LOADS], 4, "the fifth of four slots waits"),
+        ([20 + 25 * max(load - 8, 0) for load in LOADS], 8, "the same with eight"),
+        ([(1 + 0.05 * (-1) ** n) * (20 + 25 * max(load - 8, 0)) for n, load in enumerate(LOADS)], 8, "noisy"),
+        ([1 / (40 - load) for load in LOADS], 16, "M/M/1 near its limit: the last load before it goes up"),
+        ([20 + load for load in LOADS], None, "every user costs the same: a processor that is shared"),
+        ([20] * 7, None, "flat: the limit was not reached"),
+        ([20 - load / 10 for load in LOADS], None, "falling"),
+    ],
+)
+def test_elbow(heights: list[float], expected: float | None, reason: str) -> None:
+    assert elbow(LOADS, heights) == expected, reason
+
+
+def test_where_the_first_load_fills_the_server_the_knee_is_that_of_the_wait() -> None:
+    points = [LoadPoint(load=load, throughput=50.0, ttft_p50_ms=100 + 900 * max(load - 4, 0)) for load in LOADS]
+    assert knee_of(points) == Knee(4, "TTFT")
+    whole = [msgspec.structs.replace(point, ttft_p50_ms=None, e2e_p50_ms=point.ttft_p50_ms) for point in points]
+    assert knee_of(whole) == Knee(4, "E2E")
+
+
 def test_a_knee_needs_four_loads_and_takes_throughput_where_there_is_no_goodput() -> None:
     points = [LoadPoint(load=load, throughput=min(load, 4)) for load in (1, 2, 4, 8)]
-    assert knee_of(points) == 4
+    assert knee_of(points) == Knee(4, "throughput")
     assert knee_of(points[:3]) is None
     assert knee_of([]) is None
     # Goodput turns over at 2, where the latency limit is: it is what the plan asks for.
     good = [msgspec.structs.replace(point, goodput=(1, 2, 2, 1)[n]) for n, point in enumerate(points)]
-    assert knee_of(good) == 2
+    assert knee_of(good) == Knee(2, "goodput")
     invalid = [*points, LoadPoint(load=100, throughput=400, verdict="invalid")]
-    assert knee_of(invalid) == 4, "what the client could not offer is no point of the curve"
+    assert knee_of(invalid) == Knee(4, "throughput"), "what the client could not offer is no point of the curve"
 
 
 # ---------------------------------------------------------------------------------------------------------- idleness

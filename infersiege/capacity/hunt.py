@@ -23,7 +23,7 @@ from infersiege.capacity.search import (
 from infersiege.capacity.state import CAPACITY, CapacityState, Identity, Probe, check_same, identity_of, load, save
 from infersiege.errors import ExitCode, InternalError, UsageError
 from infersiege.plan import Plan, Slo
-from infersiege.report.load_curve import knee_of
+from infersiege.report.load_curve import Knee, knee_of
 from infersiege.rundir import PlanFile
 
 LONGEST_FACTOR = 8
@@ -220,8 +220,12 @@ def conclusion(state: CapacityState) -> list[str]:
     return said
 
 
-def knee_line(knee: float | None, unit: str) -> str:
-    return "no knee among the probed loads" if knee is None else f"knee of the curve: {written(knee, unit)}"
+def knee_line(knee: Knee | None, unit: str) -> str:
+    return (
+        "no knee among the probed loads"
+        if knee is None
+        else f"knee of the curve: {written(knee.load, unit)} ({knee.by})"
+    )
 
 
 def probes_line(state: CapacityState) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from infersiege.capacity.hunt import conclusion
+from infersiege.capacity.hunt import conclusion, knee_line
 from infersiege.capacity.search import Outcome
 from infersiege.capacity.state import CapacityState, Probe, SweepState
 from infersiege.gate import rule_name
@@ -74,7 +74,7 @@ def curve_tables(state: CapacityState, width: int) -> Iterator[Table]:
     headers = [state.unit, "verdict", "turns\nok", *(f"{one.title}\n{one.unit}" for one in columns)]
     rows = [
         [
-            Text(_load(point.load, point.load == state.knee)),
+            Text(_load(point.load, state.knee is not None and point.load == state.knee.load)),
             Text(point.verdict or ABSENT, style={"pass": "green", "fail": "red"}.get(point.verdict or "", "yellow")),
             Text(count(point.turns)),
             *(Text(one.how(getattr(point, one.field))) for one in columns),
@@ -163,10 +163,16 @@ def capacity_page(state: CapacityState, slos: Sequence[Slo]) -> CurvePage:
         banner="none" if found is None else _BANNERS[found.outcome],
         passes=None if found is None else found.passes,
         fails=None if found is None else found.fails,
-        knees={} if state.knee is None else {"": state.knee},
+        knees={} if state.knee is None else {"": state.knee.load},
         limits=limits_of(slos),
         emulated=any(probe.emulated for probe in state.probes),
     )
+
+
+def knee_lines(state: SweepState) -> list[str]:
+    """One for each channel."""
+    names = state.channels or ("",)
+    return [f"{name}: " * bool(name) + knee_line(state.knees.get(name), state.unit) for name in names]
 
 
 def sweep_page(state: SweepState) -> CurvePage:
@@ -181,10 +187,10 @@ def sweep_page(state: SweepState) -> CurvePage:
         runs={name: [one.directory for one in done if one.channel == channel] for name, channel in wanted.items()},
         lines=[
             f"{len(done)} of {len(names) * len(state.loads)} runs",
-            *(f"{name or 'knee'}: knee at {knee:g} {state.unit}" for name, knee in state.knees.items()),
+            *knee_lines(state),
             *(f"{probe.directory}: {note}" for probe in state.probes if (note := _note(probe))),
         ],
-        knees=state.knees,
+        knees={name: knee.load for name, knee in state.knees.items()},
         emulated=any(probe.emulated for probe in state.probes),
     )
 

@@ -15,7 +15,7 @@ from infersiege.capacity.idle import Idleness
 from infersiege.capacity.search import Finding, Judged, Range
 from infersiege.errors import UsageError
 from infersiege.plan import Plan, plan_hash
-from infersiege.report.load_curve import LoadPoint
+from infersiege.report.load_curve import Knee, LoadPoint
 from infersiege.rundir.files import pretty, reason_of
 from infersiege.swarm.versions import versions
 
@@ -75,7 +75,7 @@ class CapacityState(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[Probe, ...] = ()
     finding: Finding | None = None
     """None: it has not ended."""
-    knee: float | None = None
+    knee: Knee | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -94,8 +94,8 @@ class SweepState(msgspec.Struct, frozen=True, kw_only=True):
     """Channel (or an empty name: all that the plan uses) -> engine and, where it tells, its version."""
     probe_duration_ns: int
     probes: tuple[Probe, ...] = ()
-    knees: dict[str, float] = {}
-    """Channel (or an empty name) -> load at the knee."""
+    knees: dict[str, Knee] = {}
+    """Channel (or an empty name) -> knee; one without is left out."""
 
 
 State = TypeVar("State", CapacityState, SweepState)

@@ -14,7 +14,7 @@ from infersiege.capacity.search import Judged
 from infersiege.capacity.state import SWEEP, Probe, SweepState, check_same, identity_of, load, save
 from infersiege.errors import ExitCode, InternalError, TargetError, UsageError, strongest
 from infersiege.plan import Plan
-from infersiege.report.load_curve import knee_of
+from infersiege.report.load_curve import Knee, knee_of
 
 
 def channels_of(plan: Plan, wanted: Sequence[str], *, every: bool) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ def _after(state: SweepState, probe: Probe, plan: Plan, settings: Settings, inte
     )
 
 
-def _knees(state: SweepState) -> dict[str, float]:
+def _knees(state: SweepState) -> dict[str, Knee]:
     found = {}
     for name in state.channels or ("",):
         points = [one.point for one in state.probes if one.point is not None and one.channel == (name or None)]

@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
 
 from infersiege.capacity.runs import Interrupted, Interruption, Settings
+from infersiege.capacity.state import CapacityState, SweepState
+from infersiege.cli.probe_options import ProbeOptions
 from infersiege.cli.run import seconds_of
 from infersiege.errors import ExitCode, UsageError
 from infersiege.plan import Plan, load_plan
 from infersiege.plan.values import parse_duration
 from infersiege.report.capacity_page import CurvePage, render_curves
+from infersiege.report.tables import print_emulated
 from infersiege.rundir import default_path
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def loaded(path: Path, overrides: Sequence[str], duration: str | None) -> tuple[Plan, int]:
@@ -41,64 +45,68 @@ def _checked(duration: str) -> str:
     return duration.strip()
 
 
-def folder_for(out: Path | None, name: str) -> Path:
-    """Where the probes go; a new one below runs/ unless named."""
-    return out if out is not None else default_path(name, time.time_ns())
+class Probing:
+    """One call of `capacity` or `sweep`: its plan and folder, what it prints and writes."""
 
+    def __init__(self, command: str, path: Path, options: ProbeOptions) -> None:
+        """Raises PlanError, UsageError."""
+        self.plan, self.duration_ns = loaded(path, options.overrides, options.probe_duration)
+        self.folder = options.out or default_path(f"{command} {self.plan.run.name}", time.time_ns())
+        self.settings = Settings(
+            plan=path,
+            overrides=options.overrides,
+            slos=self.plan.slos,
+            folder=self.folder,
+            workers=options.workers if options.workers is not None else self.plan.run.workers,
+            wait_for_target_s=seconds_of("--wait-for-target", options.wait_for_target) / 1e9,
+            pause_s=seconds_of("--pause", options.pause) / 1e9,
+            idle_limit_s=seconds_of("--idle-limit", options.idle_limit) / 1e9,
+            environ=os.environ,
+        )
+        self._as_json = options.as_json
+        self._console = Console(highlight=False, stderr=options.as_json)
 
-def settings_for(
-    path: Path,
-    overrides: tuple[str, ...],
-    plan: Plan,
-    folder: Path,
-    workers: int | None,
-    wait_for_target: float,
-    pause: float,
-    idle_limit: float,
-) -> Settings:
-    return Settings(
-        plan=path,
-        overrides=overrides,
-        slos=plan.slos,
-        folder=folder,
-        workers=workers if workers is not None else plan.run.workers,
-        wait_for_target_s=seconds_of("--wait-for-target", wait_for_target) / 1e9,
-        pause_s=seconds_of("--pause", pause) / 1e9,
-        idle_limit_s=seconds_of("--idle-limit", idle_limit) / 1e9,
-        environ=os.environ,
-    )
+    @property
+    def width(self) -> int:
+        return self._console.width
 
-
-class Progress:
-    """Prints lines; and runs something until it is done or somebody stops it."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def __call__(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
-    def until_stopped(self, folder: Path) -> Iterator[Interruption]:
+    def until_stopped(self) -> Iterator[Interruption]:
         """Ends the process with 130 when somebody stopped it."""
         with Interruption() as interruption:
             try:
                 yield interruption
             except Interrupted:
-                self(f"interrupted: the same command with --out {folder} goes on")
+                self.say(f"interrupted: the same command with --out {self.folder} goes on")
                 raise SystemExit(int(ExitCode.INTERRUPTED)) from None
 
+    def write_page(self, name: str, page: CurvePage) -> Path:
+        return self.write_text(name, render_curves(page))
 
-def write_page(path: Path, page: CurvePage, console: Console) -> Path:
-    return write_text(path, render_curves(page), console)
+    def write_text(self, name: str, text: str) -> Path:
+        """A file for people that can't be written takes nothing from the result: it is said, and that is all."""
+        path = self.folder / name
+        part = path.with_name(f".{name}.part")
+        try:
+            part.write_text(text, encoding="utf-8", errors="replace")
+            part.replace(path)
+        except OSError as error:
+            self.say(f"warning: {path}: can't be written: {error.strerror or error}")
+        return path
 
+    def show(self, tables: Iterable[Table], lines: Sequence[str], *, emulated: bool) -> None:
+        """The first line is the answer."""
+        if emulated:
+            print_emulated(self._console)
+        for table in tables:
+            self._console.print(table)
+        for number, line in enumerate(lines):
+            self._console.print(line, style="" if number else "bold", markup=False, soft_wrap=True)
 
-def write_text(path: Path, text: str, console: Console) -> Path:
-    """A file for people that can't be written takes nothing from the result: it is said, and that is all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8", errors="replace")
-        part.replace(path)
-    except OSError as error:
-        console.print(f"warning: {path}: can't be written: {error.strerror or error}", markup=False, soft_wrap=True)
-    return path
+    def print_json(self, state: CapacityState | SweepState) -> None:
+        """On standard output, where it was asked for."""
+        if self._as_json:
+            click.echo(msgspec.json.format(msgspec.json.encode(state), indent=2))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import click
 
+from infersiege.cli.probe_options import ProbeOptions, probe_options
 from infersiege.errors import UsageError
 
 
@@ -33,32 +35,17 @@ def loads_of(option: str, text: str, *, whole: bool) -> tuple[float, ...]:
 @click.option("--rate", metavar="R,R,…", help="Loads of an open plan, in sessions per second.")
 @click.option("--channel", "channels", metavar="NAME,…", help="Send every workload there, to one after the other.")
 @click.option("--all-channels", is_flag=True, help="The same with every channel of the plan.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the runs; default: runs/<time>-sweep-<name>.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the plan.")
-@click.option("--probe-duration", metavar="DURATION", help="Length of a run; default: the plan's duration.")
-@click.option("--pause", default=2.0, show_default=True, metavar="SECONDS", help="Before a run, where no engine tells.")
-@click.option(
-    "--idle-limit", default=60.0, show_default=True, metavar="SECONDS", help="Longest wait for the engine to be idle."
-)
-@click.option("--workers", type=click.IntRange(1, 1_000), help="Worker processes; default: the plan's, 1.")
-@click.option("--wait-for-target", default=0.0, metavar="SECONDS", help="Wait so long for a target to become ready.")
-@click.option("--json", "as_json", is_flag=True, help="The result as JSON on standard output; progress goes to stderr.")
+@probe_options
 @click.pass_context
 def sweep(
     context: click.Context,
+    /,
     plan: Path,
     users: str | None,
     rate: str | None,
     channels: str | None,
     all_channels: bool,
-    out: Path | None,
-    overrides: tuple[str, ...],
-    probe_duration: str | None,
-    pause: float,
-    idle_limit: float,
-    workers: int | None,
-    wait_for_target: float,
-    as_json: bool,
+    **common: Any,
 ) -> None:
     """Run PLAN at each load, on each channel, and make the table that people publish.
 
@@ -67,41 +54,26 @@ def sweep(
 
     Exit codes: 0, 1 every turn of a run failed, 2 usage, 3 a run is invalid, 4 a target was not there, 130 interrupted.
     """
-    from rich.console import Console
-
     from infersiege.capacity.hunt import unit_of
-    from infersiege.capacity.shown import sweep_markdown, sweep_page, sweep_tables
+    from infersiege.capacity.shown import knee_lines, sweep_markdown, sweep_page, sweep_tables
     from infersiege.capacity.sweeping import begun, channels_of, exit_code_of
     from infersiege.capacity.sweeping import sweep as sweep_all
-    from infersiege.cli.probing import Progress, folder_for, loaded, settings_for, write_page, write_text
-    from infersiege.report.tables import print_emulated
+    from infersiege.cli.probing import Probing
 
-    typed, duration_ns = loaded(plan, overrides, probe_duration)
-    unit = unit_of(typed, "sweep")
+    probing = Probing("sweep", plan, ProbeOptions(**common))
+    unit = unit_of(probing.plan, "sweep")
     option, given, other = ("--users", users, rate) if unit == "users" else ("--rate", rate, users)
     if given is None or other is not None:
-        raise UsageError(
-            f"sweep: a plan in mode {typed.load.mode} needs {option}, and nothing else", hint=f"{option} 1,2,4"
-        )
+        raise UsageError(f"sweep: a plan in mode {probing.plan.load.mode} needs {option}", hint=f"{option} 1,2,4")
     loads = loads_of(option, given, whole=unit == "users")
     wanted = tuple(name.strip() for name in (channels or "").split(",") if name.strip())
-    folder = folder_for(out, f"sweep {typed.run.name}")
-    state = begun(folder, typed, unit, loads, channels_of(typed, wanted, every=all_channels), duration_ns)
-    console = Console(highlight=False, stderr=as_json)
-    say = Progress(console)
-    settings = settings_for(plan, overrides, typed, folder, workers, wait_for_target, pause, idle_limit)
-    with say.until_stopped(folder) as interruption:
-        state = sweep_all(state, typed, settings, interruption, say)
-    markdown = write_text(folder / "sweep.md", sweep_markdown(state), console)
-    page = write_page(folder / "sweep.html", sweep_page(state), console)
-    if any(probe.emulated for probe in state.probes):
-        print_emulated(console)
-    for table in sweep_tables(state, console.width):
-        console.print(table)
-    for file in (markdown, page):
-        console.print(f"written: {file}", markup=False, soft_wrap=True)
-    if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(state), indent=2))
+    chosen = channels_of(probing.plan, wanted, every=all_channels)
+    state = begun(probing.folder, probing.plan, unit, loads, chosen, probing.duration_ns)
+    with probing.until_stopped() as interruption:
+        state = sweep_all(state, probing.plan, probing.settings, interruption, probing.say)
+    markdown = probing.write_text("sweep.md", sweep_markdown(state))
+    page = probing.write_page("sweep.html", sweep_page(state))
+    lines = [*knee_lines(state), f"written: {markdown}", f"written: {page}"]
+    probing.show(sweep_tables(state, probing.width), lines, emulated=any(probe.emulated for probe in state.probes))
+    probing.print_json(state)
     context.exit(exit_code_of(state))

@@ -11,16 +11,26 @@ from infersiege.metrics.definitions import METRICS
 from infersiege.records import GroupSummary, Summary
 from infersiege.report.numbers import milliseconds
 
-KNEE_SENSITIVITY = 0.1
+KNEE_SENSITIVITY = 0.05
 """How far a knee must stand out above the straight line between the curve's ends, as a share of the curve's height."""
 
 KNEE_POINTS = 4
 """Fewer loads show no bend."""
 
 KNEE_DEFINITION = (
-    "the load at which goodput (throughput, where no turn is held to a limit) stands highest above the straight line "
-    "from the lowest load to the highest, both scaled to 0 … 1 (Kneedle: Satopää, Albrecht, Irwin, Raghavan 2011)"
+    "where the curve of goodput (throughput, where no turn is held to a limit) over the load bends most: it stands "
+    "highest above the straight line between its ends, both axes scaled to 0 … 1. Where that curve has no bend, since "
+    "the first load already fills the server, it is where the median TTFT (E2E, where nothing was streamed) hangs "
+    "lowest below that line: from there on requests wait (Kneedle: Satopää, Albrecht, Irwin, Raghavan 2011)"
 )
+
+
+class Knee(msgspec.Struct, frozen=True):
+    """Where a curve bends."""
+
+    load: float
+    by: str
+    """What bends there: `goodput`, `throughput`, `TTFT` or `E2E`."""
 
 
 class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,28 +122,55 @@ def medians(points: Sequence[LoadPoint], name: str) -> tuple[list[float], list[f
     return loads, [statistics.median(by_load[load]) for load in loads]
 
 
-def knee_of(points: Sequence[LoadPoint]) -> float | None:
-    """The load at the knee (`KNEE_DEFINITION`); None: too few loads, or no bend among them.
+def knee_of(points: Sequence[LoadPoint]) -> Knee | None:
+    """The knee of a curve (`KNEE_DEFINITION`); None: too few loads, or no bend among them.
 
     Invalid points don't count: they were not the load that was asked for.
     """
     known = [point for point in points if point.verdict != "invalid"]
-    loads, heights = medians(known, "goodput")
-    if len(loads) < KNEE_POINTS:
-        loads, heights = medians(known, "throughput")
-    return knee(loads, heights)
+    for (first, by_first), (second, by_second), bend in (
+        (("goodput", "goodput"), ("throughput", "throughput"), knee),
+        (("ttft_p50_ms", "TTFT"), ("e2e_p50_ms", "E2E"), elbow),
+    ):
+        by = by_first
+        loads, heights = medians(known, first)
+        if len(loads) < KNEE_POINTS:
+            by = by_second
+            loads, heights = medians(known, second)
+        found = bend(loads, heights)
+        if found is not None:
+            return Knee(found, by)
+    return None
 
 
 def knee(loads: Sequence[float], heights: Sequence[float]) -> float | None:
-    """Kneedle without smoothing for a curve that rises and flattens. `loads` in rising order."""
+    """Kneedle without smoothing for a curve that rises and flattens (or falls after its top). `loads` in rising order.
+
+    The straight line ends at the highest point.
+    """
     if len(loads) < KNEE_POINTS:
         return None
-    top = max(range(len(heights)), key=heights.__getitem__)
-    width, height = loads[-1] - loads[0], heights[top] - heights[0]
-    if width <= 0 or height <= 0:
+    top = max(heights)
+    scaled = _scaled(loads, heights, top - heights[0])
+    return _furthest(loads, [y - x for x, y in scaled])
+
+
+def elbow(loads: Sequence[float], heights: Sequence[float]) -> float | None:
+    """The same for a curve that is flat and then rises."""
+    if len(loads) < KNEE_POINTS:
         return None
-    above = [
-        (y - heights[0]) / height - (x - loads[0]) / width for x, y in zip(loads[: top + 1], heights, strict=False)
-    ]
-    place = max(range(len(above)), key=above.__getitem__)
-    return loads[place] if above[place] > KNEE_SENSITIVITY else None
+    scaled = _scaled(loads, heights, heights[-1] - min(heights))
+    return _furthest(loads, [x - y for x, y in scaled])
+
+
+def _scaled(loads: Sequence[float], heights: Sequence[float], height: float) -> list[tuple[float, float]]:
+    """From (0, 0) at the first load; empty: there is nothing that rises."""
+    width = loads[-1] - loads[0]
+    if width <= 0 or height <= 0:
+        return []
+    return [((x - loads[0]) / width, (y - heights[0]) / height) for x, y in zip(loads, heights, strict=True)]
+
+
+def _furthest(loads: Sequence[float], distances: Sequence[float]) -> float | None:
+    place = max(range(len(distances)), key=distances.__getitem__, default=None)
+    return loads[place] if place is not None and distances[place] > KNEE_SENSITIVITY else None
