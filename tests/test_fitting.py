@@ -14,11 +14,13 @@ SYNTHESIZER = Synthesizer(1)
 
 
 def message(role: str, name: str, tokens: int = 100, **more: object) -> Part:
-    return {"role": role, "content": name + "." * (4 * (tokens - 4) - len(name)), **more}, None
+    return {"role": role, "content": name + "." * (4 * tokens - len(name)), **more}, None
 
 
 def call(name: str) -> Part:
-    return message("assistant", f"call {name}", 97, tool_calls=[{"id": name}])  # '[{"id":"x"}]' is the rest
+    return message(
+        "assistant", f"call {name}", 99, tool_calls=[{"id": name, "function": {"name": "f", "arguments": "{}"}}]
+    )
 
 
 def result(name: str) -> Part:
@@ -168,10 +170,10 @@ def test_tr_11_a_prompt_over_the_limit_is_clipped_or_too_long(
 
 def test_tr_11_prompts_that_nobody_counted_go_by_their_size() -> None:
     said: Message = {"role": "user", "content": "word " * 2000}
-    turn = talk(Turn(messages=(said,)), context_limit=2600, default_max_tokens=96).next_turn()
+    turn = talk(Turn(messages=(said,)), context_limit=2596, default_max_tokens=96).next_turn()
     assert turn is not None
-    assert (turn.prompt_tokens, turn.too_long, turn.asked_prompt_tokens) == (2504, False, None)
-    over = talk(Turn(messages=(said,)), context_limit=2599, default_max_tokens=96).next_turn()
+    assert (turn.prompt_tokens, turn.too_long, turn.asked_prompt_tokens) == (2500, False, None)
+    over = talk(Turn(messages=(said,)), context_limit=2595, default_max_tokens=96).next_turn()
     assert over is not None and over.too_long
 
 
@@ -183,4 +185,4 @@ def test_a_clipped_turn_leaves_the_history_whole() -> None:
     while (turn := conversation.next_turn()) is not None:
         lengths.append((len(turn.messages), turn.clipped_tokens))
         conversation.answered("ok")
-    assert lengths == [(1, 0), (3, 0), (3, 109)]
+    assert lengths == [(1, 0), (3, 0), (3, 101)]

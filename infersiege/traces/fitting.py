@@ -7,14 +7,12 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from infersiege.cost import BYTES_PER_TOKEN
 from infersiege.records import BlockText, Message
+from infersiege.traces.message_size import message_tokens, tool_tokens
 
 Part: TypeAlias = tuple[Message, BlockText | None]
 """A message of a request, and the text that is to be written into its content."""
 
-MESSAGE_TOKENS = 4
-"""What a chat template makes of a message beside its text."""
 LEAST_TOKENS = 16
 """What a synthesised text keeps of itself however much is cut: its first word takes most of it."""
 
@@ -23,27 +21,19 @@ _KEPT = frozenset({"system", "developer"})
 
 
 def guessed_tokens(parts: Iterable[Part], tools: Sequence[dict[str, Any]] | None = None) -> int:
-    """About how many tokens a request holds: synthesised texts by what was asked for, the rest by its bytes."""
+    """About how many tokens a request holds, as `traces inspect` estimates it: synthesised texts by what was asked for,
+    the rest by its characters."""
     return sum(map(part_tokens, parts)) + tools_tokens(tools)
 
 
 def tools_tokens(tools: Sequence[dict[str, Any]] | None) -> int:
-    return -(-len(msgspec.json.encode(tools)) // BYTES_PER_TOKEN) if tools else 0
+    return tool_tokens(tools) if tools else 0
 
 
 def part_tokens(part: Part) -> int:
     """Text, tool calls and synthesised text of one message; images and sounds are not counted."""
     message, block = part
-    content = message.get("content")
-    size = 0
-    if isinstance(content, str):
-        size = len(content.encode("utf-8", "surrogatepass"))
-    elif isinstance(content, list):
-        texts = (piece.get("text") for piece in content if isinstance(piece, dict))
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts if isinstance(text, str))
-    if message.get("tool_calls"):
-        size += len(msgspec.json.encode(message["tool_calls"]))
-    return -(-size // BYTES_PER_TOKEN) + MESSAGE_TOKENS + (sum(block.tokens) if block is not None else 0)
+    return message_tokens(message) + (sum(block.tokens) if block is not None else 0)
 
 
 def clipped(parts: Sequence[Part], tokens: int, room: int, *, fixed: int = 0) -> tuple[list[Part], int] | None:

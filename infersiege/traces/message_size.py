@@ -54,7 +54,8 @@ def _texts(message: Message) -> Iterator[str]:
     elif isinstance(content, list):
         yield from (text for part in content if (text := _part(part)) is not None)
     yield from (text for name in _TEXT_FIELDS if isinstance(text := message.get(name), str))
-    for call in message.get("tool_calls") or ():
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list | tuple) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             yield f"{function.get('name') or ''}{function.get('arguments') or ''}"
