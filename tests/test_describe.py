@@ -6,18 +6,23 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from infersiege.records import BlockText, Branch, Session, Turn
-from infersiege.traces import describe, open_trace
+from infersiege.traces import Conversation, Synthesizer, Trace, describe, open_trace
 from infersiege.traces.context_fit import fit
 from infersiege.traces.describe import Description, describe_measured
+from infersiege.traces.longest_seen import LongestSeen
 from infersiege.traces.measured import UNKNOWN, Mark, measure
 from infersiege.traces.message_size import digest_of, message_tokens, other_parts
 from infersiege.traces.trace import SessionList, Tally
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 
 
 def trace_of(*sessions: Session) -> SessionList:
@@ -80,12 +85,28 @@ def test_ids_of_two_scopes_are_never_the_same_text() -> None:
     assert found.cache_bound == 0.0
 
 
-def test_a_last_block_may_hold_less_and_more() -> None:
-    """The same id is the same text, as far as it goes: the tail of a Mooncake row."""
-    short = BlockText(scope="s", ids=(1, 2), tokens=(10, 3))
-    turn = Turn(messages=({"role": "user", "content": ""},), texts=(short,), replaces_history=True)
-    found = describe(trace_of(session(turn, blocks([1, 2, 3]))))
-    assert found.cache_bound == pytest.approx(20 / 43)
+def sized(*pieces: tuple[int, int], scope: str = "s") -> Turn:
+    """A request of blocks of different sizes: (id, tokens)."""
+    text = BlockText(scope=scope, ids=tuple(one for one, _ in pieces), tokens=tuple(size for _, size in pieces))
+    return Turn(messages=({"role": "user", "content": ""},), texts=(text,), replaces_history=True)
+
+
+UNEVEN = [
+    # requests, tokens that are hits, why
+    ([sized((1, 10), (2, 3)), sized((1, 10), (2, 10), (3, 10))], 13, "a last block that holds less: a Mooncake tail"),
+    ([sized((1, 10), (2, 10), (3, 10)), sized((1, 10), (2, 3))], 13, "and the other way round"),
+    ([sized((1, 100), (2, 900)), sized((1, 900), (3, 100))], 100, "a shared prefix of other lengths is hit once"),
+    ([sized((1, 100), (2, 900)), sized((1, 900), (2, 900))], 100, "what follows a shorter block is other text"),
+    ([sized((1, 5)), sized((1, 9)), sized((1, 7))], 5 + 7, "the longest is kept"),
+    ([sized((1, 5), (2, 5)), sized((1, 9)), sized((1, 5), (2, 6))], 5 + 10, "with all that followed shorter ones"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("requests", "hits", "why"), UNEVEN, ids=[row[2] for row in UNEVEN])
+def test_a_block_is_a_hit_as_far_as_it_was_seen(requests: list[Turn], hits: int, why: str) -> None:
+    apart = measure(trace_of(*(session(turn, name=str(n)) for n, turn in enumerate(requests))), 1)
+    together = measure(trace_of(session(*requests)), 1)
+    assert (int(apart.cached.sum()), int(together.own.sum()), int(together.cached.sum())) == (hits, hits, hits), why
 
 
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -108,6 +129,61 @@ def test_bound_is_that_of_a_trie_in_any_order(sessions: list[list[list[int]]], r
             own += sum(tuple(ids[: place + 1]) in seen for place in range(len(ids)))
             seen |= {tuple(ids[: place + 1]) for place in range(len(ids))}
     assert int(measured.own.sum()) == 10 * own
+
+
+SIZED = st.lists(st.tuples(st.integers(-2, 1), st.integers(1, 3)), min_size=1, max_size=5)
+
+
+@given(st.lists(SIZED, min_size=1, max_size=7), st.randoms(use_true_random=False))
+def test_bound_is_the_same_in_any_order_whatever_the_lengths(
+    requests: list[list[tuple[int, int]]], random: object
+) -> None:
+    """Of each place in the tree the longest block is missed once."""
+    longest: dict[tuple[object, ...], int] = {}
+    for request in requests:
+        for place, (ident, size) in enumerate(request):
+            key = (*request[:place], ident)
+            longest[key] = max(size, longest.get(key, 0))
+    missed = sum(longest.values())
+    whole = sum(size for request in requests for _, size in request)
+    made = [session(sized(*request), name=str(place)) for place, request in enumerate(requests)]
+    random.shuffle(made)  # type: ignore[attr-defined]
+    assert int(measure(trace_of(*made), 1).cached.sum()) == whole - missed
+    one = measure(trace_of(session(*(made_of.turns[0] for made_of in made))), 1)
+    assert int(one.own.sum()) == int(one.cached.sum()) == whole - missed, "and by replaced histories"
+
+
+def test_ids_that_pythons_hash_takes_for_the_same_are_not() -> None:
+    """hash(-1) == hash(-2), and hash(n) == hash(n + 2^61 - 1)."""
+    for one, other in ((-1, -2), (0, 2**61 - 1), (-(2**63), 2**63 - 1), (5, -5)):
+        found = measure(trace_of(session(sized((one, 60))), session(sized((other, 60)), name="b")), 1)
+        assert int(found.cached.sum()) == 0, (one, other)
+
+
+def test_a_table_of_many_keys_holds_each_with_its_longest() -> None:
+    """Against a dict, over several doublings; 0 is a key like any other, as far as 64 bits tell it from 1."""
+    table, known = LongestSeen(), {}
+    draw = Random(1)
+    for _ in range(300):
+        keys = [draw.choice((draw.getrandbits(64), draw.getrandbits(9) << 40, 0)) for _ in range(draw.randrange(60))]
+        lengths = [draw.randrange(1, 1000) for _ in keys]
+        held = 0
+        for key, length in zip(keys, lengths, strict=True):
+            held += min(length, known.get(key, 0))
+            known[key] = max(length, known.get(key, 0))
+        assert table.take(keys, lengths) == held
+    assert len(table) == len(known) > 3000
+
+
+def test_a_fork_does_not_change_what_it_began_with() -> None:
+    """Each of two branches asks what its parent never does; the parent's next request holds nothing of theirs."""
+    branches = tuple(Branch(turns=(said(text * 40), said(text * 80)), after=0, inherits=True) for text in "st")
+    found = measure(trace_of(session(said("q" * 40), said("r" * 40), branches=branches)), 1)
+    by_number = {int(number): place for place, number in enumerate(found.number)}
+    assert [int(found.prompt[by_number[number]]) for number in range(6)] == [10, 30, 30, 60, 30, 60]
+    # The first of the three that go on from turn 0 brings its answer, too.
+    assert sorted(int(found.own[by_number[number]]) for number in (1, 2, 4)) == [10, 20, 20]
+    assert [int(found.own[by_number[number]]) for number in (3, 5)] == [30, 30]
 
 
 @given(st.lists(IDS, min_size=1, max_size=6))
@@ -298,7 +374,90 @@ def test_no_rate_where_all_arrive_at_once(times: list[int]) -> None:
     assert found.peak_rate == len(times)
 
 
+def test_the_peak_is_of_whole_seconds_of_the_traces_clock() -> None:
+    """Three within 0.9 s, but on two sides of a second."""
+    at = [0, 1_600_000_000, 1_900_000_000, 2_100_000_000, 2_499_999_999, 3_000_000_000]
+    found = describe(trace_of(*(session(blocks([1]), name=str(n), arrival_ns=time) for n, time in enumerate(at))))
+    assert found.peak_rate == 2
+
+
 # --------------------------------------------------------------------------------------------------- contexts
+
+
+def test_a_turn_over_the_limit_ends_its_line_and_what_starts_from_there() -> None:
+    """Main: 10, 60, 10 tokens; from its first turn one of 20, 70, 20 and, from that one's first, one of 30; from the
+    main line's second turn one of 10; beside all one of 10."""
+    main = (blocks([1]), blocks(range(6)), blocks([1]))
+    branches = (
+        Branch(turns=(blocks([1, 2]), blocks(range(7)), blocks([1, 2])), after=0, joined_by=2),
+        Branch(turns=(blocks([1, 2, 3]),), after=3),
+        Branch(turns=(blocks([1]),), after=1),
+        Branch(turns=(blocks([1]),)),
+    )
+    trace = trace_of(session(*main, branches=branches))
+    measured = measure(trace, 1)
+    assert [fit(measured, limit).turns_kept for limit in (14, 15, 25, 35, 65, 75)] == [0, 2, 3, 4, 7, 9]
+    found = fit(measured, 35)
+    assert (found.sessions_whole, found.sessions_cut, found.sessions_dropped, found.turns_dropped) == (0, 1, 0, 5)
+    for limit in (14, 15, 25, 35, 65, 75):
+        assert played(trace, limit) == fit(measured, limit).turns_kept
+
+
+def played(trace: Trace, limit: int) -> int:
+    """Turns that a run sends, as a dry run counts them."""
+    assert trace.sessions is not None
+    count = 0
+    for index in range(trace.sessions):
+        conversation = Conversation(
+            trace.session(index), synthesizer=Synthesizer(1), context_limit=limit, default_max_tokens=0
+        )
+        count += sum(not turn.too_long for turn in conversation.outlines())
+    return count
+
+
+def answered(session: Session) -> Session:
+    """With a length for each answer: where the trace has none, a run takes the plan's max_tokens."""
+
+    def known(turn: Turn) -> Turn:
+        return turn if turn.asked_output_tokens is not None else msgspec.structs.replace(turn, asked_output_tokens=7)
+
+    return msgspec.structs.replace(
+        session,
+        turns=tuple(map(known, session.turns)),
+        branches=tuple(
+            msgspec.structs.replace(branch, turns=tuple(map(known, branch.turns))) for branch in session.branches
+        ),
+    )
+
+
+BRANCHED = [
+    "weka.json",
+    "dynamo.jsonl",
+    "copilot-agents.jsonl",
+    "claude-code.jsonl",
+    "otel-genai.json",
+    "tau-bench.json",
+]
+
+
+@pytest.mark.parametrize("name", BRANCHED)
+def test_context_rows_are_what_a_dry_run_sends(name: str) -> None:
+    read = open_trace(name, base=EXAMPLES)
+    trace = trace_of(*(answered(read.session(index)) for index in range(read.sessions or 0)))
+    measured = measure(trace, 1)
+    largest = int((measured.prompt + measured.output).max())
+    limits = range(1, largest + 2, max(1, largest // 40))
+    assert [fit(measured, limit).turns_kept for limit in limits] == [played(trace, limit) for limit in limits]
+
+
+@pytest.mark.parametrize("limit", [32_768, 50_000, 60_000, 65_536, 80_000])
+def test_context_rows_of_real_subagents_are_what_a_dry_run_sends(shared: Path, limit: int) -> None:
+    trace = open_trace(str(shared / "traces" / "weka" / "trace_0277.json"))
+    found = fit(measure(trace, 1), limit)
+    assert found.turns_kept == played(trace, limit)
+    assert (found.turns_kept, found.turns_dropped) == {
+        32_768: (10, 43), 50_000: (15, 38), 60_000: (24, 29), 65_536: (30, 23), 80_000: (36, 17)
+    }[limit]  # fmt: skip
 
 
 def test_a_turn_over_the_limit_ends_its_session() -> None:
@@ -370,7 +529,8 @@ def test_azure_is_as_published(
     for lengths, wanted in ((found.prompt_tokens, inputs), (found.output_tokens, outputs)):
         assert lengths is not None
         assert (lengths.mean, lengths.p50, lengths.p90, lengths.p99) == pytest.approx(wanted, abs=0.51, rel=2e-3)
-    assert found.cache_bound is None, "the trace tells lengths only"
+    assert (found.cache_bound, found.prefix_share) == (None, None), "the trace tells lengths only"
+    assert {row.prefix_share for row in found.context} == {None}
     assert not found.estimated
 
 
@@ -383,6 +543,7 @@ def test_mooncake_is_as_published(shared: Path, name: str, rows: int, ticks: int
     found = described(shared, f"mooncake/{name}_trace.jsonl")
     assert time.process_time() - begun < 6, "288,000 block ids: half a second on an idle core"
     assert (found.rows, found.sessions) == (rows, rows)
+    assert found.prefix_share == 0, "each session has one turn, and the trace tells what is in it"
     assert ticks is None or found.ticks == ticks
     assert found.cache_bound == pytest.approx(bound, abs=5e-4)
 

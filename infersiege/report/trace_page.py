@@ -94,7 +94,7 @@ def _contexts(found: Description) -> str:
     columns = [("Context limit", "tokens", False), ("Sessions", "whole", True), ("Sessions", "cut", True)]
     columns += [("Sessions", "dropped", True), ("Turns", "dropped", True), ("Input", "mean tokens", True)]
     columns += [("Output", "mean tokens", True), ("Prefix share", "", True)]
-    return table("The first turn over the limit (prompt + output) ends its session: too_long = skip", columns, rows)
+    return table("The first turn over the limit (prompt + output) ends its line: too_long = skip", columns, rows)
 
 
 def _document(name: str, body: str, charts: list[Chart]) -> str:

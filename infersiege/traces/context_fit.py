@@ -11,14 +11,14 @@ _NEARLY_ALL = 0.99
 
 
 class ContextFit(msgspec.Struct, frozen=True, kw_only=True):
-    """One limit, with `too_long = "skip"`: the first turn over it ends its session."""
+    """One limit, with `too_long = "skip"`: the first turn over it ends its line, and what would start from there."""
 
     limit_tokens: int
     """Of prompt and output together, as a plan's `context_limit`."""
     sessions_whole: int
     """Of which every turn fits."""
     sessions_cut: int
-    """Of which the first turns are sent."""
+    """Of which some turns are sent."""
     sessions_dropped: int
     """Of which nothing is sent."""
     turns_kept: int
@@ -32,14 +32,13 @@ class ContextFit(msgspec.Struct, frozen=True, kw_only=True):
 
 def fit(measured: Measured, limit_tokens: int) -> ContextFit:
     """A turn of unknown prompt is taken to fit, and one of unknown output to have none."""
-    count = len(measured.prompt)
     total = np.maximum(measured.prompt, 0) + np.maximum(measured.output, 0)
-    places = np.arange(count)
-    # Of each session the place of its first turn over the limit, or the end.
-    first_over = np.full(measured.sessions, count, dtype=np.int64)
-    over = total > limit_tokens
-    np.minimum.at(first_over, measured.session[over], places[over])
-    kept = places < first_over[measured.session]
+    kept = total <= limit_tokens
+    # A turn is sent if all that it comes after fit. Each step looks twice as far back as the one before.
+    places = np.arange(len(kept))
+    before = np.where(measured.before == UNKNOWN, places, measured.before)
+    while (before != places).any():
+        kept, places, before = kept & kept[before], before, before[before]
     left = np.bincount(measured.session[kept], minlength=measured.sessions)
     whole = int(((left == measured.turn_counts) & (left > 0)).sum())
     sent = int((left > 0).sum())
@@ -49,10 +48,10 @@ def fit(measured: Measured, limit_tokens: int) -> ContextFit:
         sessions_cut=sent - whole,
         sessions_dropped=measured.sessions - sent,
         turns_kept=int(kept.sum()),
-        turns_dropped=count - int(kept.sum()),
+        turns_dropped=len(kept) - int(kept.sum()),
         input_mean=_mean(measured.prompt[kept]),
         output_mean=_mean(measured.output[kept]),
-        prefix_share=share_of(measured.own[kept], measured.prompt[kept]),
+        prefix_share=share_of(measured.own[kept], measured.prompt[kept]) if measured.sharing_told else None,
     )
 
 

@@ -97,7 +97,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """Turns with a shorter prompt than the one before on their line (compaction)."""
     delays: Delays | None
     prefix_share: float | None
-    """Of prompt tokens, what the same session's earlier requests held."""
+    """Of prompt tokens, what the same session's earlier requests held; None also where only lengths are told."""
     cache_bound: float | None = msgspec.field(name="prefix_hit_bound")
     """Share of prompt tokens that an endless prefix cache would serve; None also where only lengths are told."""
     longest: Longest | None
@@ -160,7 +160,7 @@ def describe_measured(
         growth_tokens=_lengths((measured.prompt - measured.own)[later]),
         shrinking_turns=int(measured.marked(Mark.SHRANK).sum()),
         delays=_delays(measured, delay_cap_ns),
-        prefix_share=share_of(measured.own, measured.prompt),
+        prefix_share=share_of(measured.own, measured.prompt) if measured.sharing_told else None,
         cache_bound=share_of(measured.cached, measured.prompt) if measured.sharing_told else None,
         longest=_longest(trace, measured),
         context=tuple(fit(measured, limit) for limit in context_limits) if (measured.prompt != UNKNOWN).any() else (),

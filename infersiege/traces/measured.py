@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infersiege.records import BlockText, Branch, Message, Session, Turn
+from infersiege.traces.longest_seen import LongestSeen
 from infersiege.traces.message_size import digest_of, message_tokens, other_parts, tool_tokens
-from infersiege.traces.prefix_cache import Line, Piece, PrefixCache
+from infersiege.traces.prefix_cache import Piece, PrefixCache, PromptWalk
 from infersiege.traces.session_lines import begins_with_main
 from infersiege.traces.trace import Trace
 
@@ -68,6 +69,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that any earlier request held."""
     delay_ns: Integers
     """UNKNOWN for the turn that a session begins with."""
+    before: Integers
+    """Place in these arrays of the turn after whose end it comes: on its line, or on the line that it starts from;
+    UNKNOWN: it starts with the session."""
     marks: Integers
     turn_counts: Integers
     """Turns of each session."""
@@ -102,6 +106,7 @@ def measure(trace: Trace, sample: int) -> Measured:
         own=_integers(gathered.own),
         cached=_integers(gathered.cached),
         delay_ns=_integers(gathered.delay_ns),
+        before=_integers(gathered.before),
         marks=_integers(gathered.marks),
         turn_counts=_integers(gathered.turn_counts),
         arrivals_ns=None if arrivals is None else np.asarray(arrivals[:count], dtype=np.int64),
@@ -115,13 +120,15 @@ def _integers(values: array[int]) -> Integers:
 class _Row:
     """One line of a session while it is played."""
 
-    def __init__(self, line: Line, turns: Sequence[Turn], start: int, mark: Mark) -> None:
-        self.line = line
+    def __init__(self, walk: PromptWalk, turns: Sequence[Turn], start: int, mark: Mark) -> None:
+        self.walk = walk
         self.turns = turns
         self.start = start
         """Number of its first turn."""
         self.mark = mark
         self.place = 0
+        self.last = UNKNOWN
+        """Place in the arrays of the turn that its next one comes after."""
         self.before = UNKNOWN
         """Prompt tokens of its last request."""
         self.whole = True
@@ -136,7 +143,7 @@ class _Gathered:
         self.session, self.number = array("q"), array("q")
         self.prompt, self.output = array("q"), array("q")
         self.own, self.cached = array("q"), array("q")
-        self.delay_ns, self.marks, self.turn_counts = array("q"), array("q"), array("q")
+        self.delay_ns, self.before, self.marks, self.turn_counts = array("q"), array("q"), array("q"), array("q")
         self.branches = self.other_parts = self.unanswered = 0
         self.sharing_told = False
         self._cache = PrefixCache()
@@ -146,12 +153,14 @@ class _Gathered:
         count = session.turn_count
         self.turn_counts.append(count)
         self.branches += len(session.branches)
-        own: set[int] | None = None if count < 2 else set()
+        own = None if count < 2 else LongestSeen()
         begun: dict[int | None, list[tuple[Branch, int]]] = {}
         for branch, start in _starts(session):
             begun.setdefault(branch.after, []).append((branch, start))
-        main = _Row(Line(self._cache, own), session.turns, 0, Mark.MAIN)
-        waiting = [_Row(Line(self._cache, own), branch.turns, start, Mark(0)) for branch, start in begun.get(None, ())]
+        main = _Row(PromptWalk(self._cache, own), session.turns, 0, Mark.MAIN)
+        waiting = [
+            _Row(PromptWalk(self._cache, own), branch.turns, start, Mark(0)) for branch, start in begun.get(None, ())
+        ]
         stack = [*reversed(waiting), main]
         while stack:
             row = stack.pop()
@@ -163,17 +172,18 @@ class _Gathered:
             stack.append(row)
             stack += [self._begun(row, branch, start, own) for branch, start in reversed(begun.get(number, ()))]
 
-    def _begun(self, parent: _Row, branch: Branch, start: int, own: set[int] | None) -> _Row:
-        if not branch.inherits:
-            return _Row(Line(self._cache, own), branch.turns, start, Mark(0))
-        row = _Row(parent.line.fork(), branch.turns, start, Mark(0))
-        row.whole, row.tools, row.held = parent.whole, parent.tools, list(parent.held)
+    def _begun(self, parent: _Row, branch: Branch, start: int, own: LongestSeen | None) -> _Row:
+        walk = parent.walk.fork() if branch.inherits else PromptWalk(self._cache, own)
+        row = _Row(walk, branch.turns, start, Mark(0))
+        row.last = parent.last
+        if branch.inherits:
+            row.whole, row.tools, row.held = parent.whole, parent.tools, list(parent.held)
         return row
 
     def _play(self, index: int, number: int, session: Session, row: _Row) -> None:
         turn = row.turns[row.place]
         self._ask(session, row, turn)
-        found = row.line.ask()
+        found = row.walk.ask()
         prompt, own, cached = _scaled(turn, row.whole, *found)
         self.sharing_told = self.sharing_told or found.cached > 0
         self.unanswered += not row.whole
@@ -197,6 +207,8 @@ class _Gathered:
         self.own.append(own)
         self.cached.append(cached)
         self.delay_ns.append(UNKNOWN if number == 0 and begins_with_main(session) else turn.delay_ns)
+        self.before.append(row.last)
+        row.last = len(self.before) - 1
         self.marks.append(marks)
         if row.place + 1 < len(row.turns) or session.branches:
             self._answer(row, turn)
@@ -208,13 +220,13 @@ class _Gathered:
         same = row.tools is tools or row.tools == tools
         if row.place and same and not turn.replaces_history:
             row.held += pieces
-            row.line.add(pieces)
+            row.walk.add(pieces)
             return
         row.held = pieces if turn.replaces_history else row.held + pieces
         row.whole = row.whole or turn.replaces_history
         row.tools = tools
         front = [PrefixCache.message(digest_of(tools), tool_tokens(tools))] if tools else []
-        row.line.replace([*front, *row.held])
+        row.walk.replace([*front, *row.held])
 
     def _answer(self, row: _Row, turn: Turn) -> None:
         """What the recorded answer adds to the history."""
@@ -227,7 +239,7 @@ class _Gathered:
             row.whole = False
             return
         row.held += pieces
-        row.line.add(pieces)
+        row.walk.add(pieces)
 
     def _pieces(self, messages: Sequence[Message], texts: Sequence[BlockText | None]) -> list[Piece]:
         """What a message says itself goes before or after its synthesised text."""

@@ -1,31 +1,39 @@
-"""A prefix cache without end, and the lines of requests that are looked up in it, block by block.
+"""A prefix cache without end, and the walks of requests that are looked up in it, block by block.
 
-A block is a hit while it and all before it were part of an earlier request. So every distinct block of the tree of all
-requests is missed once, whatever the order of the requests: the bound of a trace does not depend on who comes first.
-Only prompts count, as in a replay: a recorded answer is new text when the next request brings it.
+A block is a hit while all before it were part of an earlier request, each with the same length; of itself as much is a
+hit as was seen at that place. So of every distinct block of the tree of all requests the longest that it ever is is
+missed once, whatever the order of the requests: the bound of a trace does not depend on who comes first. Only prompts
+count, as in a replay: a recorded answer is new text when the next request brings it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
 from infersiege.records import BlockText
+from infersiege.traces.longest_seen import LongestSeen
 
-_MESSAGE = -1
+_MESSAGE = 0
 """Stands for the scope of what is known by its text."""
+
+_BITS = (1 << 64) - 1
+_BEFORE, _BLOCK, _LENGTH = 0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x9E3779B97F4A7C15
+"""Odd numbers without a pattern."""
 
 
 class Piece(NamedTuple):
     """A part of a request: blocks that are shared one by one, from the front."""
 
     scope: int
+    """64 bits that no other scope has."""
     ids: tuple[int, ...]
     tokens: tuple[int, ...]
     """Of each block."""
 
 
-class Found(NamedTuple):
+class RequestShares(NamedTuple):
     """One request, in tokens."""
 
     tokens: int
@@ -35,17 +43,25 @@ class Found(NamedTuple):
     """Of these, what a prefix of an earlier request of the same session held."""
 
 
+class _Walked(NamedTuple):
+    """A piece that was looked up."""
+
+    piece: Piece
+    states: Sequence[int]
+    """A hash of all that the request holds up to and with each of its blocks."""
+
+
 class PrefixCache:
     """Every prefix of every request so far, each by a hash of 64 bits that covers all of its blocks."""
 
     def __init__(self) -> None:
-        self.seen: set[int] = set()
-        self._scopes: dict[tuple[str, str], int] = {}
+        self.seen = LongestSeen()
 
-    def text(self, block: BlockText) -> Piece:
+    @staticmethod
+    def text(block: BlockText) -> Piece:
         """Text that is known by length and identity."""
-        name = (block.scope, block.language)
-        return Piece(self._scopes.setdefault(name, len(self._scopes)), block.ids, block.tokens)
+        scope = blake2b(f"{block.language}:{block.scope}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return Piece(int.from_bytes(scope, "little"), block.ids, block.tokens)
 
     @staticmethod
     def message(digest: int, tokens: int) -> Piece:
@@ -53,21 +69,21 @@ class PrefixCache:
         return Piece(_MESSAGE, (digest,), (tokens,))
 
 
-class Line:
+class PromptWalk:
     """Requests of which each continues the one before, or replaces it. `fork` starts another with the same history."""
 
-    def __init__(self, cache: PrefixCache, own: set[int] | None) -> None:
+    def __init__(self, cache: PrefixCache, own: LongestSeen | None) -> None:
         """`own`: prefixes of the session's earlier requests, shared by its lines; None: there is no other request."""
         self._cache = cache
         self._own = own
-        self._walked: list[tuple[Piece, list[int]]] = []
-        """What the last request held: pieces, with the hash of the prefix up to each of their blocks."""
+        self._walked: list[_Walked] = []
+        """What the last request held."""
         self._tokens = 0
         self._new: list[Piece] = []
 
-    def fork(self) -> Line:
-        """A line that begins with all that this one holds, and with what the next request would add."""
-        made = Line(self._cache, self._own)
+    def fork(self) -> PromptWalk:
+        """A walk that begins with all that this one holds, and with what the next request would add."""
+        made = PromptWalk(self._cache, self._own)
         made._walked, made._tokens, made._new = list(self._walked), self._tokens, list(self._new)
         return made
 
@@ -78,60 +94,56 @@ class Line:
     def replace(self, pieces: Sequence[Piece]) -> None:
         """The next request holds these and nothing else."""
         kept = 0
-        while kept < len(self._walked) and kept < len(pieces) and self._walked[kept][0] == pieces[kept]:
+        while kept < len(self._walked) and kept < len(pieces) and self._walked[kept].piece == pieces[kept]:
             kept += 1
         new = list(pieces[kept:])
-        cut: list[tuple[Piece, list[int]]] = []
+        begun: list[_Walked] = []
         if new and kept < len(self._walked):
-            cut, new[0] = _divided(*self._walked[kept], new[0])
-        self._walked = [*self._walked[:kept], *cut]
-        self._tokens = sum(sum(piece.tokens) for piece, _ in self._walked)
+            begun, new[0] = _divided(self._walked[kept], new[0])
+        self._walked = [*self._walked[:kept], *begun]
+        self._tokens = sum(sum(one.piece.tokens) for one in self._walked)
         self._new = new
 
-    def ask(self) -> Found:
+    def ask(self) -> RequestShares:
         """The next request is sent: it is looked up, and the cache holds it from now on."""
         # What is walked already was part of the line's last request, or of the one it was forked from.
         cached = own = self._tokens
-        chain = next((chains[-1] for _, chains in reversed(self._walked) if chains), 0)
-        hits = owns = True
+        state = next((one.states[-1] for one in reversed(self._walked) if one.states), 0)
         for piece in self._new:
-            chains = _chains(piece, chain)
-            hit, hits = _looked_up(self._cache.seen, piece, chains, hits)
-            cached += hit
-            if self._own is not None:
-                hit, owns = _looked_up(self._own, piece, chains, owns)
-                own += hit
-            self._walked.append((piece, chains))
+            states, keys = _hashes(piece, state)
+            cached += self._cache.seen.take(keys, piece.tokens)
+            own += 0 if self._own is None else self._own.take(keys, piece.tokens)
+            self._walked.append(_Walked(piece, states))
             self._tokens += sum(piece.tokens)
-            chain = chains[-1] if chains else chain
+            state = states[-1] if states else state
         self._new = []
-        return Found(self._tokens, cached, own)
+        return RequestShares(self._tokens, cached, own)
 
 
-def _chains(piece: Piece, chain: int) -> list[int]:
-    scope = piece.scope
-    return [chain := hash((chain, scope, ident)) for ident in piece.ids]
+def _hashes(piece: Piece, state: int) -> tuple[list[int], list[int]]:
+    """(hash up to and with each block, each block's key). A key covers what is before a block, with all lengths, and
+    the block without its own. So what follows a miss has keys that nobody has seen."""
+    states, keys = [], []
+    scope = piece.scope ^ _BLOCK
+    for ident, tokens in zip(piece.ids, piece.tokens, strict=True):
+        # Multiplied and folded to 64 bits, as wyhash does. Python's own hash takes -1 and -2 for the same.
+        product = (state ^ _BEFORE) * ((ident ^ scope) & _BITS)
+        key = (product ^ product >> 64) & _BITS
+        state = (key + tokens * _LENGTH) & _BITS
+        keys.append(key)
+        states.append(state)
+    return states, keys
 
 
-def _looked_up(seen: set[int], piece: Piece, chains: list[int], hits: bool) -> tuple[int, bool]:
-    """Tokens that follow a cached prefix, and whether all of the piece did. Afterwards `seen` holds the piece."""
-    if hits and seen.issuperset(chains):
-        return sum(piece.tokens), True
-    if not hits:
-        seen.update(chains)
-        return 0, False
-    count = next(place for place, chain in enumerate(chains) if chain not in seen)
-    seen.update(chains[count:])
-    return sum(piece.tokens[:count]), False
-
-
-def _divided(old: Piece, chains: list[int], new: Piece) -> tuple[list[tuple[Piece, list[int]]], Piece]:
+def _divided(old: _Walked, new: Piece) -> tuple[list[_Walked], Piece]:
     """The blocks that two pieces begin with, as walked; and what is left of the new one."""
-    count = _common(old.ids, new.ids) if old.scope == new.scope else 0
+    count = 0
+    if old.piece.scope == new.scope:
+        count = min(_common(old.piece.ids, new.ids), _common(old.piece.tokens, new.tokens))
     if not count:
         return [], new
     kept = Piece(new.scope, new.ids[:count], new.tokens[:count])
-    return [(kept, chains[:count])], Piece(new.scope, new.ids[count:], new.tokens[count:])
+    return [_Walked(kept, old.states[:count])], Piece(new.scope, new.ids[count:], new.tokens[count:])
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
