@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from infersiege.errors import TraceError
 from infersiege.records import Branch, Session
 from infersiege.traces import Conversation, Synthesizer, Trace, normal, open_trace
+from infersiege.traces.session_checks import check_branches
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 ALIKE = ["aiperf-multi-turn", "dynamo", "copilot-agents"]
@@ -28,7 +29,7 @@ def all_of(trace: Trace) -> list[Session]:
     assert trace.sessions is not None
     sessions = [trace.session(index) for index in range(trace.sessions)]
     for session in sessions:
-        normal.check_branches(session, "made")
+        check_branches(session, "made")
     return sessions
 
 
@@ -150,12 +151,12 @@ MALFORMED_AIPERF = [
     ([{"turns": [{"role": "user"}]}], ":1: turns[0]: has neither text nor texts nor messages"),
     ([{"turns": [{"text": "x", "texts": ["y"]}]}], ":1: turns[0]: has both text and texts"),
     ([{"turns": [{"texts": [4]}]}], ":1: turns[0]: a text is a int"),
-    ([{"turns": [{"text": "x", "role": "pirate"}]}], ":1: turns[0]: role is 'pirate'"),
+    ([{"turns": [{"text": "x", "role": "pirate"}]}], ":1: turns[0]: role is a text of 6 characters; user, system"),
     ([{"turns": [{"text": "x", "delay": 1, "timestamp": 2}]}], ":1: turns[0]: has both delay and timestamp"),
     ([{"turns": [{"text": "x", "delay": -1}]}], ":1: turns[0]: delay is -1 ms, at least 0 is wanted"),
     ([{"turns": [{"text": "x", "timestamp": 9}, {"text": "y", "timestamp": 8}]}],
      ":1: turns[1]: timestamp went back from 9 ms to 8 ms"),
-    ([{"turns": [{"text": "x", "output_length": "y"}]}], ":1: turns[0]: output_length is 'y'"),
+    ([{"turns": [{"text": "x", "output_length": "y"}]}], ":1: turns[0]: output_length is a text of 1 characters"),
     ([{"turns": [{"text": "x", "extra": []}]}], None),
     ([{"turns": [{"text": "x", "extra": [1]}]}], ":1: turns[0]: extra is a list, an object is wanted"),
     ([asks("a", {"tools": {"a": 1}})], ":1: turns[0]: tools is no list of objects"),
@@ -245,8 +246,9 @@ def test_the_dynamo_example_becomes_exactly_this():
     assert list(trace.arrivals_ns or ()) == [0, 1_500_000_000]
     first, second = all_of(trace)
     assert lengths(first) == [(300, 40), (400, 30), (260, 20), (220, 20), (280, 15)]
-    # The tool and the client took 500 ms; the search starts 200 ms after the plan and is joined by its third request.
-    assert [turn.delay_ns // 1_000_000 for turn in first.turns] == [0, 500, 800]
+    # The tool and the client took 500 ms; the search starts 200 ms after the plan and is joined by its third request,
+    # which comes 500 ms after the search's last answer.
+    assert [turn.delay_ns // 1_000_000 for turn in first.turns] == [0, 500, 500]
     assert lines(first.branches) == [(0, 2, 2, False)]
     assert [turn.delay_ns // 1_000_000 for turn in first.branches[0].turns] == [200, 400]
     assert [turn.replaces_history for turn in first.turns] == [False, False, True]
@@ -254,6 +256,39 @@ def test_the_dynamo_example_becomes_exactly_this():
         "128 tokens were cached at first: all sessions share them"
     )
     assert [text.tokens for text in first.turns[2].texts if text] == [(128,), (64, 68)]
+
+
+JOINING = [
+    # (trajectory, start, length) in ms, delays of the main line in ms, first delays of the branches, why
+    ([("main", 1000, 1000), ("sub", 3000, 97_000), ("main", 101_000, 1000)], [0, 1000], [1000],
+     "from the subagent's answer, not from that of the main line"),
+    ([("main", 0, 1000), ("sub", 2000, 500), ("sub", 9000, 1000), ("main", 10_000, 500)], [0, 0], [1000],
+     "from its last answer"),
+    ([("main", 0, 9000), ("sub", 10_000, 500), ("main", 10_600, 400), ("main", 12_000, 1)], [0, 100, 1000], [1000],
+     "later turns count from their own line again"),
+    ([("sub", 0, 1000), ("main", 4000, 10), ("main", 5000, 10)], [3000, 990], [0],
+     "the subagent was at work first: the session starts with it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sent", "main_ms", "first_ms", "why"), JOINING, ids=[row[3] for row in JOINING])
+def test_tr_09_dynamo_turns_count_from_the_last_of_what_they_wait_for(tmp_path, sent, main_ms, first_ms, why):
+    rows = [
+        ended(
+            start,
+            took,
+            100,
+            5,
+            session_id="r",
+            trajectory_id=name,
+            **({"parent_trajectory_id": "main"} if name == "sub" else {}),
+        )
+        for name, start, took in sent
+    ]
+    (session,) = all_of(opened(tmp_path / "a.jsonl", "dynamo", *rows))
+    assert [turn.delay_ns // 1_000_000 for turn in session.turns] == main_ms, why
+    assert [branch.turns[0].delay_ns // 1_000_000 for branch in session.branches] == first_ms
+    assert [branch.joined_by is not None for branch in session.branches] == [True]
 
 
 def test_replay_hashes_are_the_requests(tmp_path):
@@ -321,7 +356,7 @@ MALFORMED_DYNAMO = [
     (changed(ENDED, input_tokens=-4), "input_tokens is '-4', a whole number"),
     (changed(ENDED, cached_tokens=101), "cached_tokens is 101, more than the 100 of input_tokens"),
     (changed(ENDED, total_time_ms=-5), "the request ends 5 ms before it was received"),
-    (changed(ENDED, request_received_ms="now"), "request_received_ms is 'now', a number is wanted"),
+    (changed(ENDED, request_received_ms="now"), "request_received_ms is a text of 3 characters, a number is wanted"),
     (changed(ENDED, replay=[1]), "request.replay is no object"),
     (changed(ENDED, replay=HASHED | {"input_length": 200}), "2 input_sequence_hashes for 200 tokens in blocks of 64"),
     (changed(ENDED, replay=HASHED | {"trace_block_size": 0}), "2 input_sequence_hashes for 100 tokens in blocks of 0"),
@@ -435,8 +470,8 @@ MALFORMED_COPILOT = [
     (calls(CALL | {"tokens": {"prompt": 5}}), "turns[0].llm_calls[0]: completion is missing"),
     (calls(call(0, 5, 100, 7, 101)), "turns[0].llm_calls[0]: cached is 101 tokens, more than the 100 of the prompt"),
     (calls(call(0, -5, 100, 7)), "turns[0].llm_calls[0]: duration_ms is -5, at least 0 is wanted"),
-    (calls(CALL | {"timestamp": "soon"}), "turns[0].llm_calls[0]: timestamp is 'soon', a date and time like"),
-    (calls(CALL | {"timestamp": None}), "turns[0].llm_calls[0]: timestamp is a NoneType, a date and time like"),
+    (calls(CALL | {"timestamp": "soon"}), "turns[0].llm_calls[0]: timestamp is a string of 4 characters that is no date"),
+    (calls(CALL | {"timestamp": None}), "turns[0].llm_calls[0]: timestamp is no string, a date and time"),
 ]  # fmt: skip
 
 
@@ -554,3 +589,53 @@ def test_csv_rows_with_anything_in_them_are_read_or_refused_in_one_line(tmp_path
         all_of(open_trace(str(path), format="tracelab-replay"))
     except TraceError as error:
         assert str(error).startswith(f"{path}:3: ") and len(str(error)) < 400
+
+
+# ATIF.
+
+
+def step(source: str, at_s: float, tokens: int = 50, **more: Any) -> dict[str, Any]:
+    stamp = f"2026-01-01T00:{int(at_s) // 60:02d}:{at_s % 60:06.3f}Z"
+    return {"source": source, "timestamp": stamp, "message": "x", "metrics": {"completion_tokens": tokens}, **more}
+
+
+def trajectory(name: str, *steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+    agent = {"name": name, "tool_definitions": []}
+    return {"schema_version": "ATIF-v1.7", "trajectory_id": name, "agent": agent, "steps": list(steps), **more}
+
+
+def delegating(at_s: float, *names: str) -> dict[str, Any]:
+    calls = [{"tool_call_id": name, "function_name": "task", "arguments": {}} for name in names]
+    results = [{"source_call_id": name, "subagent_trajectory_ref": [{"trajectory_id": name}]} for name in names]
+    return step("agent", at_s, tool_calls=calls, observation={"results": results})
+
+
+ATIF = [
+    # steps after the delegating one (at 2 s), last answers of the subagents, delay in s at 50 tokens a second, why
+    ([step("agent", 102)], [100], 1, "100 s are the subagent's, and the second answer's own second is not waited for"),
+    ([step("agent", 102)], [40, 100], 1, "the later of two"),
+    ([step("agent", 102)], [200], 0, "one that was over when the answer came already: clocks differ"),
+    ([step("user", 110), step("agent", 115)], [100], 14, "an answer of a second at 115 s was asked for at 114 s"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "ends_s", "delay_s", "why"), ATIF, ids=[row[3] for row in ATIF])
+def test_tr_09_atif_turns_count_from_the_last_answer_of_their_subagents(tmp_path, steps, ends_s, delay_s, why):
+    names = [f"sub{number}" for number in range(len(ends_s))]
+    helpers = [
+        trajectory(name, step("user", 3), step("agent", 5), step("user", 6), step("agent", end_s))
+        for name, end_s in zip(names, ends_s, strict=True)
+    ]
+    whole = trajectory("p", step("user", 0), delegating(2, *names), *steps, subagent_trajectories=helpers)
+    trace = opened(tmp_path / "a.jsonl", "atif", whole, options={"answer_tokens_per_s": 50.0})
+    (session,) = all_of(trace)
+    assert [branch.joined_by for branch in session.branches] == [1] * len(names)
+    assert [turn.delay_ns / 1e9 for turn in session.turns] == [0, delay_s], why
+
+
+def test_tr_09_an_atif_subagent_without_times_takes_nothing_from_the_delay(tmp_path):
+    helper = trajectory("sub", step("user", 3) | {"timestamp": None}, step("agent", 5) | {"timestamp": None})
+    steps = [step("user", 0), delegating(2, "sub"), step("agent", 102)]
+    whole = trajectory("p", *steps, subagent_trajectories=[helper])
+    (session,) = all_of(opened(tmp_path / "a.jsonl", "atif", whole, options={"answer_tokens_per_s": 50.0}))
+    assert [turn.delay_ns / 1e9 for turn in session.turns] == [0, 99]

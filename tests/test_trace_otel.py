@@ -418,7 +418,7 @@ def test_tr_15_malformed_spans_are_refused_with_their_place_and_without_their_te
     path = tmp_path / "spans.json"
     path.write_text(json.dumps({"spans": [bad]}))
     with pytest.raises(TraceError) as caught:
-        open_trace(str(path))
+        open_trace(str(path), format="otel-genai")
     assert f"{path}{message}" in str(caught.value)
     assert "sk-secret" not in str(caught.value)
     lines = tmp_path / "spans.jsonl"
@@ -471,6 +471,14 @@ def test_agents_beside_each_other_wait_for_their_own_calls_only(tmp_path):
     }
     delays = {name: turn.delay_ns / SECOND for name, turn in zip(names, session.all_turns(), strict=True)}
     assert delays == {"plan": 0, "x1": 0.5, "x2": 2, "y1": 0.25, "y2": 0.5, "sum": 1}
+
+
+def test_spans_nested_thousands_deep_are_ordered_without_recursion(tmp_path):
+    agents = [span(f"a{n}", 0, 9, f"a{n - 1}" if n else None) for n in range(3000)]
+    calls = [chat("first", 1, 2, "a2999"), chat("second", 3, 4, "a2999"), chat("third", 10, 11)]
+    session = only(open_trace(str(saved(tmp_path, *agents, *calls))))
+    assert [turn.messages[0]["content"] for turn in session.turns] == ["first", "second", "third"]
+    assert [turn.delay_ns / SECOND for turn in session.turns] == [0, 1, 6]
 
 
 def test_session_that_starts_with_several_calls_at_once(tmp_path):

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import Branch, Session
-from infersiege.traces import Trace, normal, open_trace
+from infersiege.traces import Conversation, Trace, normal, open_trace
+from infersiege.traces.session_checks import check_branches
+from infersiege.traces.session_lines import lines_of
 from infersiege.traces.text import Synthesizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
@@ -39,7 +41,7 @@ def opened(path: Path, *documents: Any, options: dict[str, object] | None = None
 
 def session_of(path: Path, *requests: dict[str, Any], options: dict[str, object] | None = None) -> Session:
     session = opened(path, document(*requests), options=options).session(0)
-    normal.check_branches(session, "made")
+    check_branches(session, "made")
     return session
 
 
@@ -58,13 +60,14 @@ def test_the_example_becomes_exactly_this():
     assert (trace.rows, trace.sessions, trace.skipped, trace.arrivals_ns) == (1, 1, {}, None)
     session = trace.session(0)
     assert session.session_id == "bakery-refactor"
-    assert [turn.delay_ns / 1e9 for turn in session.turns] == [0, 5.5, 3.0]
+    # The last waits for the explorer, whose last answer came 1.75 s before.
+    assert [turn.delay_ns / 1e9 for turn in session.turns] == [0, 5.5, 1.75]
     assert [turn.asked_prompt_tokens for turn in session.all_turns()] == [70, 112, 130, 40, 64, 20, 33]
     assert [turn.asked_output_tokens for turn in session.all_turns()] == [40, 24, 30, 12, 20, 6, 8]
     assert all(turn.replaces_history for turn in session.all_turns())
     # The explorer (turns 3 and 4), its own helper (5), and the planner (6), for which nobody waits.
     assert shape(session.branches) == [(0, 2, 1.75), (3, 4, 1.0), (2, None, 1.5)]
-    assert [turn.delay_ns / 1e9 for turn in session.branches[0].turns] == [1.75, 4.0]
+    assert [turn.delay_ns / 1e9 for turn in session.branches[0].turns] == [1.75, 1.5]
     text = session.turns[0].texts[0]
     assert text is not None
     assert text.scope == f"weka:{trace.sha256[:16]}:bakery-refactor"
@@ -140,7 +143,7 @@ SUBAGENTS = [
      [request(0, 32, api_time=1), request(2, 32, api_time=9), subagent(4, request(0, 16))], [(0, None, 3.0)]),
     ("nested_before_any_request_of_its_parent_starts_with_it",
      [request(0, 32, api_time=1), subagent(2, subagent(1, request(0, 16)), request(5, 16)), request(9, 32)],
-     [(0, 1, 6.0), (0, 2, 2.0)]),
+     [(0, 1, 4.0), (0, 2, 2.0)]),
     ("one_that_asked_nothing_hands_its_own_on",
      [request(0, 32, api_time=1), subagent(2, subagent(1, request(0, 16), duration_ms=50)), request(9, 32)],
      [(0, None, 2.0)]),
@@ -151,6 +154,41 @@ SUBAGENTS = [
 def test_subagents_run_beside_their_parent(tmp_path, requests, expected):
     session = session_of(tmp_path / "a.json", *requests)
     assert shape(session.branches) == expected
+
+
+JOINING = [
+    # requests, delays of the main line in s, why
+    ([request(0, 32, api_time=1), subagent(2, request(0, 16, api_time=97)), request(100, 32)], [0, 1],
+     "from the subagent's last answer at 99 s, not from the parent's at 1 s"),
+    ([request(0, 32, api_time=1), subagent(2, request(0, 16, api_time=4), duration_ms=90e3), request(100, 32)], [0, 94],
+     "what the subagent did after its last answer is no request, so the parent waits for that, too"),
+    ([request(0, 32, api_time=1), subagent(2, request(0, 16), duration_ms=90e3), request(100, 32)], [0, 8],
+     "its last answer has no end, so it is the subagent's"),
+    ([request(0, 32, api_time=1), subagent(2, request(0, 16, api_time=3)), subagent(3, request(0, 16, api_time=90)),
+      request(100, 32)], [0, 7], "the later of two"),
+    ([request(0, 32, api_time=1), subagent(2, request(0, 16, api_time=4)), request(4, 32, api_time=40),
+      request(50, 32)], [0, 3, 6], "the parent's own answer came later"),
+    ([request(0, 32), subagent(2, request(0, 16, api_time=4)), request(20, 32, think_time=12)], [0, 12],
+     "the answer before had no end but 12 s to think, from 8 s on"),
+    ([request(0, 32), subagent(2, request(0, 16, api_time=14)), request(20, 32, think_time=12)], [0, 4],
+     "and the subagent ended within these"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("requests", "delays_s", "why"), JOINING, ids=[row[2] for row in JOINING])
+def test_tr_09_what_joins_subagents_counts_from_the_last_of_what_it_waits_for(tmp_path, requests, delays_s, why):
+    session = session_of(tmp_path / "a.json", *requests)
+    assert [turn.delay_ns / 1e9 for turn in session.turns] == delays_s, why
+
+
+def test_a_session_starts_with_its_first_request_on_whatever_line(tmp_path):
+    """Two subagents were at work before the parent asked anything; its first request waits for both."""
+    requests = [subagent(0, request(3, 16, api_time=1)), subagent(10, request(2, 16, api_time=1)), request(100, 32)]
+    session = session_of(tmp_path / "a.json", *requests, options={"nested_times": "subagent"})
+    assert shape(session.branches) == [(None, 0, 0.0), (None, 0, 9.0)]
+    assert [turn.delay_ns / 1e9 for turn in session.turns] == [87.0]
+    first = Conversation(session, synthesizer=Synthesizer(1)).next_turn()
+    assert first is not None and first.delay_ns == 87_000_000_000, "which is played"
 
 
 def test_a_parent_that_only_has_subagents(tmp_path):
@@ -203,20 +241,21 @@ MALFORMED = [
     (document(request(0, 32), id=""), "a.json:1: id is a str, the session's name is wanted"),
     (document(block_size=0), "a.json:1: block_size is 0"),
     (document(block_size=None), "a.json:1: block_size is 'None', a whole number"),
-    (document(hash_id_scope="world"), "a.json:1: hash_id_scope is 'world', local or global is wanted"),
+    (document(hash_id_scope="world"), "a.json:1: hash_id_scope is a text of 5 characters, local or global is wanted"),
     (document() | {"requests": {}}, "a.json:1: requests is a dict, a list is wanted"),
     (document(3), "a.json:1: requests[0] is a int, an object is wanted"),
-    (document(request(0, 32) | {"type": "x"}), "a.json:1: requests[0]: type is 'x', n, s or subagent is wanted"),
+    (document(request(0, 32) | {"type": "x"}), "a.json:1: requests[0]: type is a text of 1 characters, n, s or subagent is wanted"),
     (document(request(5, 32), request(4, 32)), "a.json:1: requests[1]: t went back from 5 s to 4 s"),
     (document(request(-1, 32)), "a.json:1: requests[0]: t is -1 s, a time of at least 0 is wanted"),
     (document(request(1e12, 32)), "a.json:1: requests[0]: t is 316 centuries"),
     (document(request(0, 32, ids=[1])), "a.json:1: requests[0]: 1 hash_ids for 32 tokens, 2 whole blocks of 16"),
     (document(request(0, 32, ids=[1, -2])), "a.json:1: requests[0]: hash_ids is no list of whole numbers"),
     (document(request(0, 32, ids=[1, True])), "a.json:1: requests[0]: hash_ids is no list of whole numbers"),
-    (document(request(0, 32) | {"in": "many"}), "a.json:1: requests[0]: in is 'many', a whole number"),
+    (document(request(0, 32) | {"in": "many"}), "a.json:1: requests[0]: in is a text of 4 characters, a whole number"),
     (document(request(0, 32, api_time=-2)), "a.json:1: requests[0]: api_time is -2 s"),
     (document(subagent(1, request(0, 16, out=-1))), "a.json:1: requests[0].requests[0]: out is '-1'"),
-    (document(subagent(1, request(0, 16), duration_ms="x")), "a.json:1: requests[0]: duration_ms is 'x', a number"),
+    (document(subagent(1, request(0, 16), duration_ms="x")),
+     "a.json:1: requests[0]: duration_ms is a text of 1 characters, a number"),
     (document({"t": 1, "type": "subagent"}), "a.json:1: requests[0].requests is missing, a list is wanted"),
 ]  # fmt: skip
 
@@ -300,6 +339,73 @@ def sendable(requests: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(tokens, out) for tokens, out in found if tokens and out]
 
 
+def numbered(requests: list[dict[str, Any]], base_s: int, starts_s: dict[int, int], ends_s: dict[int, int]) -> None:
+    """Give each request a length of its own, by which it is known; note when it was sent and answered."""
+    for one in requests:
+        if "requests" in one:
+            numbered(one["requests"], base_s + one["t"], starts_s, ends_s)
+            continue
+        one["in"], one["hash_ids"] = 1 + len(starts_s), []
+        starts_s[one["in"]] = base_s + one["t"]
+        ends_s[one["in"]] = base_s + one["t"] + one["api_time"]
+
+
+def replayed_s(session: Session, took_s: dict[int, int]) -> dict[int, float]:
+    """When each request is sent, from the session's start, if each takes as long as it did."""
+    lines, turns = lines_of(session), list(session.all_turns())
+    sent: dict[int, float] = {}
+
+    def ended(number: int) -> float:
+        length = turns[number].asked_prompt_tokens
+        assert length is not None
+        if length not in sent:
+            line = next(line for line in lines if line.holds(number))
+            before = line.after if number == line.first_turn else number - 1
+            waits = [other.end - 1 for other in lines if other.joined_by == number]
+            waits += [] if before is None else [before]
+            sent[length] = max(map(ended, waits), default=0.0) + turns[number].delay_ns / 1e9
+        return sent[length] + took_s[length]
+
+    for number in range(len(turns)):
+        ended(number)
+    return sent
+
+
+SECONDS = st.integers(0, 20).map(lambda value: 2 * value)  # so that nothing overlaps by less than the rounding of t
+TIMED = st.builds(
+    lambda gap, api: {"gap": gap, "type": "n", "in": 1, "out": 1, "hash_ids": [], "api_time": api}, SECONDS, SECONDS
+)
+TREES = st.recursive(
+    st.lists(TIMED, min_size=1, max_size=4),
+    lambda inner: st.lists(
+        st.one_of(
+            TIMED,
+            st.builds(
+                lambda gap, requests, more: {"gap": gap, "type": "subagent", "requests": requests, **more},
+                SECONDS, inner, st.one_of(st.just({}), st.integers(0, 60).map(lambda two: {"duration_ms": 2000 * two})),
+            ),
+        ),
+        min_size=1, max_size=5,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(TREES)
+@settings(max_examples=60, deadline=None)
+def test_tr_09_a_replay_at_the_recorded_speed_sends_every_request_when_it_was_sent(tmp_path_factory, tree):
+    requests = timed(tree)
+    starts_s: dict[int, int] = {}
+    ends_s: dict[int, int] = {}
+    numbered(requests, 0, starts_s, ends_s)
+    path = tmp_path_factory.mktemp("weka") / "a.json"
+    session = opened(path, document(*requests, block_size=99), options={"nested_times": "subagent"}).session(0)
+    check_branches(session, "made")
+    sent_s = replayed_s(session, {name: ends_s[name] - start for name, start in starts_s.items()})
+    began_s = min(starts_s.values())
+    assert sent_s == {name: start - began_s for name, start in starts_s.items()}
+
+
 @given(st.lists(LISTS, min_size=1, max_size=4))
 @settings(max_examples=40, deadline=None)
 def test_read_to_normal_form_and_back_is_equal_and_every_request_is_there(tmp_path_factory, sessions):
@@ -315,7 +421,7 @@ def test_read_to_normal_form_and_back_is_equal_and_every_request_is_there(tmp_pa
         sorted((turn.asked_prompt_tokens, turn.asked_output_tokens) for turn in one.all_turns()) for one in made
     ] == [sorted(one) for one in wanted if one]
     for session in made:
-        normal.check_branches(session, "made")
+        check_branches(session, "made")
         assert all(turn.delay_ns >= 0 for turn in session.all_turns())
         tails = [text.ids[-1] for turn in session.all_turns() for text in turn.texts if text and text.ids[-1] < 0]
         assert len(tails) == len(set(tails))
@@ -351,9 +457,13 @@ def test_real_files_agree_with_their_own_totals(shared):
 
 def test_real_subagents_overlap_and_join(shared):
     session = open_trace(str(shared / "traces" / "weka" / "trace_0277.json")).session(0)
-    normal.check_branches(session, "trace_0277")
+    check_branches(session, "trace_0277")
     assert len(session.turns) == 9
     # The first is over before the parent's next request; two more run on while the parent goes on; the last ends it.
     assert [(branch.after, branch.joined_by, len(branch.turns)) for branch in session.branches] == [
         (0, 1, 4), (0, 7, 12), (0, 7, 17), (6, None, 11)
+    ]  # fmt: skip
+    # Turns 1 and 7 wait for subagents: 92.886 s after the last answer at 135.114 s, 363.593 s after that at 399.407 s.
+    assert [round(turn.delay_ns / 1e9, 2) for turn in session.turns] == [
+        0, 92.89, 7.76, 8.35, 6.87, 11.58, 33.6, 363.59, 7.59
     ]  # fmt: skip
