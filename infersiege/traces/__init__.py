@@ -18,7 +18,7 @@ from infersiege.traces.readers import READERS, Reader
 from infersiege.traces.source import Source
 from infersiege.traces.text import CHARS_PER_TOKEN, Synthesizer
 from infersiege.traces.trace import ReadOptions, Trace
-from infersiege.traces.values import not_json, shown_key
+from infersiege.traces.values import not_json, shown_keys
 from infersiege.traces.words import WORDS
 
 __all__ = [
@@ -115,7 +115,7 @@ def detect_format(source: Source) -> str:
     # A bare bracket begins a document over many lines, which may be sound.
     if head.fault is not None and len(line) > 1 and (line[0] == "{" or line[0] + line[-1] == "[]"):
         raise not_json(f"{source.path}:{head.first_number}", head.fault)
-    keys = ", ".join(shown_key(key).strip("'") for key in sorted(head.outline.keys)[:8])
+    keys = shown_keys(head.outline.keys)
     seen = f"from the keys {keys}" if keys else "from its first line, which is no JSON object"
     raise TraceError(
         f"{source.path}:{head.first_number}: format can't be told {seen}", hint=f"formats: {', '.join(READERS)}"

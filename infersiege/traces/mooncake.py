@@ -168,7 +168,10 @@ class _Reader:
     def _delay_ns(self, each: Placed) -> int:
         delay_ns = round(want_number({"delay": each.value.delay}, "delay", each.place) * self._unit_ns)
         if delay_ns < 0:
-            raise TraceError(f"{each.place}: delay is {each.value.delay:g}, at least 0 is wanted")
+            raise TraceError(
+                f"{each.place}: delay is {each.value.delay:g}, at least 0 is wanted",
+                hint="counted from the end of the answer before",
+            )
         return check_span(each.place, delay_ns, "the delay")
 
     def _since_ns(self, each: Placed, before_ns: int | None, at_ns: int) -> int:

@@ -68,7 +68,7 @@ class Stamps:
         number = want_number(row, key, place)
         unit = self._unit or _unit_of_date(number)
         if unit is None:
-            raise TraceError(f"{place}: {key} is {number:g}, which is no date in s, ms, us or ns")
+            raise TraceError(f"{place}: {key} is {number:g}, which is no date in s, ms, us or ns", hint=DATE_HINT)
         if not self._checked:
             self._checked = True
             other = _unit_of_date(number)

@@ -176,7 +176,10 @@ def usage_tokens(usage: object, place: str) -> tuple[int | None, int | None]:
         value = usage.get(key)
         if value is not None:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise TraceError(f"{place}: {key} is a {type(value).__name__}, a whole number of at least 0 is wanted")
+                raise TraceError(
+                    f"{place}: {key} is a {type(value).__name__}, a whole number of at least 0 is wanted",
+                    hint="is the `format` the right one?",
+                )
             check_tokens(value, key, place)
         found.append(value)
     return found[0], found[1]

@@ -34,9 +34,11 @@ from infersiege.traces.lines import Line, Request, parts
 from infersiege.traces.options import Option
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import ReadOptions, Tally, check_span
-from infersiege.traces.values import want_int, want_number
+from infersiege.traces.values import shown, want_int, want_number
 
 NAME = "weka"
+
+_HINT = "docs/traces-formats/weka.md has the format"
 
 OPTIONS = {
     "nested_times": Option(
@@ -114,7 +116,7 @@ class _Reader:
         self._document = want_object(row)
         ident = self._document.get("id")
         if not isinstance(ident, str) or not ident:
-            raise TraceError(f"{row.place}: id is {_kind(ident)}, the session's name is wanted")
+            raise TraceError(f"{row.place}: id is {_kind(ident)}, the session's name is wanted", hint=_HINT)
         self.ident = ident
         self._line = row.line
         self._options = options
@@ -122,7 +124,7 @@ class _Reader:
         self._nested = str(options.values.get("nested_times", "auto"))
         self._block = want_int(self._document, "block_size", self.place)
         if self._block == 0:
-            raise TraceError(f"{self.place}: block_size is 0, tokens of a block are wanted")
+            raise TraceError(f"{self.place}: block_size is 0, tokens of a block are wanted", hint=_HINT)
         self._scope = scope if _scope_of(self._document, self.place) == "global" else f"{scope}:{ident}"
         self._answers = f"{scope}:{ident}/answer"
         # Ids of text that no other request has are negative. In the local scope the request's number is enough.
@@ -144,16 +146,16 @@ class _Reader:
     def _read(self, raw: object, where: str, *, base_ns: int, parent: Line | None, depth: int) -> Line:
         """A line and, after it, the lines inside of it."""
         if not isinstance(raw, list):
-            raise TraceError(f"{self.place}: {where} is {_kind(raw)}, a list is wanted")
+            raise TraceError(f"{self.place}: {where} is {_kind(raw)}, a list is wanted", hint=_HINT)
         if depth > _DEEPEST:
-            raise TraceError(f"{self.place}: subagents are nested more than {_DEEPEST} deep")
+            raise TraceError(f"{self.place}: subagents are nested more than {_DEEPEST} deep", hint=_HINT)
         line = Line(requests=[], parent=parent)
         self._lines.append(line)
         before_ns: int | None = None
         for index, request in enumerate(raw):
             here = f"{where}[{index}]"
             if not isinstance(request, dict):
-                raise TraceError(f"{self.place}: {here} is {_kind(request)}, an object is wanted")
+                raise TraceError(f"{self.place}: {here} is {_kind(request)}, an object is wanted", hint=_HINT)
             start_ns = check_span(
                 f"{self.place}: {here}", base_ns + _seconds_ns(request, "t", f"{self.place}: {here}"), "t"
             )
@@ -170,7 +172,7 @@ class _Reader:
             elif kind in ("n", "s"):
                 self._add(line, request, here, start_ns)
             else:
-                raise TraceError(f"{self.place}: {here}: type is {str(kind)[:20]!r}, n, s or subagent is wanted")
+                raise TraceError(f"{self.place}: {here}: type is {shown(kind)}, n, s or subagent is wanted", hint=_HINT)
         return line
 
     def _subagent(self, parent: Line, request: dict[str, Any], here: str, start_ns: int, depth: int) -> None:
@@ -250,7 +252,7 @@ class _Reader:
 def _scope_of(document: dict[str, Any], place: str) -> str:
     scope = document.get("hash_id_scope", "local")  # older files don't have it
     if scope not in ("local", "global"):
-        raise TraceError(f"{place}: hash_id_scope is {str(scope)[:20]!r}, local or global is wanted")
+        raise TraceError(f"{place}: hash_id_scope is {shown(scope)}, local or global is wanted", hint=_HINT)
     return str(scope)
 
 
@@ -263,14 +265,14 @@ def _hash_ids(request: dict[str, Any], place: str) -> list[int] | None:
         or not set(map(type, ids)) <= {int}
         or (ids and not (0 <= min(ids) <= max(ids) < 1 << 63))
     ):
-        raise TraceError(f"{place}: hash_ids is no list of whole numbers from 0 to 2^63")
+        raise TraceError(f"{place}: hash_ids is no list of whole numbers from 0 to 2^63", hint=_HINT)
     return ids
 
 
 def _seconds_ns(request: dict[str, Any], key: str, place: str) -> int:
     value = want_number(request, key, place)
     if value < 0:
-        raise TraceError(f"{place}: {key} is {value:g} s, a time of at least 0 is wanted")
+        raise TraceError(f"{place}: {key} is {value:g} s, a time of at least 0 is wanted", hint=_HINT)
     return check_span(place, round(value * 1_000_000_000), key)
 
 
