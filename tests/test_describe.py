@@ -23,6 +23,7 @@ from infersiege.traces.message_size import digest_of, message_tokens, other_part
 from infersiege.traces.trace import SessionList, Tally
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
+SYNTHESIZER = Synthesizer(1)
 
 
 def trace_of(*sessions: Session) -> SessionList:
@@ -409,7 +410,7 @@ def played(trace: Trace, limit: int) -> int:
     count = 0
     for index in range(trace.sessions):
         conversation = Conversation(
-            trace.session(index), synthesizer=Synthesizer(1), context_limit=limit, default_max_tokens=0
+            trace.session(index), synthesizer=SYNTHESIZER, context_limit=limit, default_max_tokens=0
         )
         count += sum(not turn.too_long for turn in conversation.outlines())
     return count
