@@ -21,7 +21,7 @@ from infersiege.records import Branch, Message, Outcome, Reason, Session, Turn
 from infersiege.traces import Conversation, Synthesizer
 from infersiege.traces.normal import write
 from infersiege.traces.session_checks import check_branches
-from infersiege.traces.session_lines import cut, lines_of
+from infersiege.traces.session_lines import cut_session, lines_of
 
 SYNTHESIZER = Synthesizer(1)
 RUN = "stop = {sessions = 1}"
@@ -86,7 +86,7 @@ def test_turns_are_numbered_through_the_main_line_and_then_each_branch() -> None
 def test_max_turns_cuts_the_main_line_and_what_hung_on_the_rest(
     max_turns: int | None, names: str, branches: list[tuple[int | None, int | None]], why: str
 ) -> None:
-    left = cut(AGENT, max_turns)
+    left = cut_session(AGENT, max_turns)
     assert [turn.messages[0]["content"] for turn in left.all_turns()] == names.split()
     assert [(branch.after, branch.joined_by) for branch in left.branches] == branches, why
     check_branches(left, "here")
@@ -99,7 +99,7 @@ def test_a_branch_of_a_branch_that_is_cut_is_cut_too_wherever_it_stands() -> Non
         branches=(Branch(turns=turns("inner"), after=3), Branch(turns=turns("outer"), after=1)),
     )
     check_branches(session, "here")
-    assert cut(session, 1).branches == ()
+    assert cut_session(session, 1).branches == ()
 
 
 @st.composite
@@ -133,12 +133,12 @@ def _line_of(branches: list[Branch], main: int, number: int) -> Branch:
 
 @given(session=sessions(), max_turns=st.integers(1, 6))
 def test_whatever_is_cut_is_a_legal_session_with_the_same_turns_in_order(session: Session, max_turns: int) -> None:
-    left = cut(session, max_turns)
+    left = cut_session(session, max_turns)
     check_branches(left, "here")
     assert left.turns == session.turns[:max_turns]
     before, now = [list(map(id, found.all_turns())) for found in (session, left)]
     assert now == [turn for turn in before if turn in set(now)]
-    assert cut(left, max_turns) == left
+    assert cut_session(left, max_turns) == left
 
 
 @given(session=sessions(), history=st.sampled_from(("recorded", "live")))

@@ -19,7 +19,7 @@ from siege import Ran, Siege, check_conserved, plan_text
 
 from infersiege.records import Outcome, Session, TurnRecord
 from infersiege.traces import open_trace
-from infersiege.traces.session_lines import cut
+from infersiege.traces.session_lines import cut_session
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.slow, pytest.mark.alone]
 
@@ -235,7 +235,7 @@ def test_a_real_weka_session(strict: engines.Engine, siege: Siege, shared: Path,
     more = 'length_scale = 0.01\nmax_turns = 2\ndelay_scale = 0.01\ndelay_cap = "200ms"'
     ran = siege.run(plan(strict, path, more, 1), within_s=110)
     check_answered(ran)
-    session = cut(open_trace(str(path), length_scale=0.01).session(0), 2)
+    session = cut_session(open_trace(str(path), length_scale=0.01).session(0), 2)
     found = [(branch.after, branch.joined_by, len(branch.turns)) for branch in session.branches]
     assert found == [(0, 1, 4), (0, None, 4), (0, None, 4)]
     rows = check_delays(ran.turns, session, 0.01, 200)

@@ -11,7 +11,7 @@ import msgspec
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.trace import trace_of
 from infersiege.rundir import ChannelFacts
-from infersiege.traces.session_lines import cut
+from infersiege.traces.session_lines import cut_session
 
 _MOST_SESSIONS = 20_000
 _MOST_S = 1.0
@@ -91,7 +91,7 @@ def _longest(plan: Plan, workload: Workload) -> Longest | None:
     best: Longest | None = None
     index = 0
     while index < count and time.monotonic() < until:
-        session = cut(trace.session(index), workload.max_turns)
+        session = cut_session(trace.session(index), workload.max_turns)
         for number, turn in enumerate(session.all_turns()):
             if turn.asked_prompt_tokens is None:
                 continue

@@ -13,7 +13,7 @@ from infersiege.metrics.client import ROOM, ceiling_share, workers_for
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.streams import Stream, streams_of
 from infersiege.plan.trace import trace_of
-from infersiege.traces.session_lines import cut
+from infersiege.traces.session_lines import cut_session
 
 USER_TOKENS_PER_S = 50.0
 """What a user of a closed loop is counted with: how fast an engine serves it is not known before the load."""
@@ -116,7 +116,7 @@ def mean_of(plan: Plan, workload: Workload) -> Mean:
     most = _MOST_SESSIONS if trace.sessions is None else min(_MOST_SESSIONS, trace.sessions)
     sessions = turns = tokens = 0
     while sessions < most and time.monotonic() < until:
-        for turn in cut(trace.session(sessions), workload.max_turns).all_turns():
+        for turn in cut_session(trace.session(sessions), workload.max_turns).all_turns():
             asked = turn.asked_output_tokens or plan.sampling.max_tokens
             turns += 1
             tokens += min(asked, workload.max_tokens or asked)

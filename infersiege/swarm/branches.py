@@ -14,7 +14,7 @@ from infersiege.records import Reason, TraceChanges
 from infersiege.swarm.ledger import Ledger, OpenSession
 from infersiege.swarm.routes import Clients, Way
 from infersiege.traces.conversation import Conversation
-from infersiege.traces.session_lines import Line
+from infersiege.traces.session_lines import SessionLine
 
 Lend: TypeAlias = Callable[[], AbstractContextManager[Clients]]
 """Lends the connections of a branch, which are its own while it is played."""
@@ -50,7 +50,7 @@ class PreparedSession:
 class LineInPlay:
     """One line of a session in play."""
 
-    line: Line
+    line: SessionLine
     opened: OpenSession
     started: bool = False
     """Somebody plays it, or is about to, or it is over."""

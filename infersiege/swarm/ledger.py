@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from infersiege.records import OpenTurn, Outcome, Phase, Reason, TraceChanges, TurnRecord
 from infersiege.swarm.spool import JournalLine
-from infersiege.traces.session_lines import Line
+from infersiege.traces.session_lines import SessionLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class OpenSession:
         )
 
 
-def opened_lines(lines: Sequence[Line], **common: Any) -> tuple[OpenSession, ...]:
+def opened_lines(lines: Sequence[SessionLine], **common: Any) -> tuple[OpenSession, ...]:
     """A session's lines for the ledger. `common`: what all of them share."""
     return tuple(
         OpenSession(turns=len(line.turns), first_turn=line.first_turn, after=line.after, **common) for line in lines

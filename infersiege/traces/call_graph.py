@@ -22,8 +22,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Spans that hold it, the outermost first."""
 
 
-class Line(msgspec.Struct, kw_only=True):
-    """Calls that follow each other, as indexes of `Graph.calls`."""
+class CallLine(msgspec.Struct, kw_only=True):
+    """Calls that follow each other, as indexes of `CallGraph.calls`."""
 
     calls: list[int]
     after: int | None = None
@@ -32,12 +32,12 @@ class Line(msgspec.Struct, kw_only=True):
     """The call that waits for the line's end."""
 
 
-class Graph(msgspec.Struct, kw_only=True):
+class CallGraph(msgspec.Struct, kw_only=True):
     """What waited for what in one session."""
 
     calls: Sequence[Call]
     """Sorted by start, then by end."""
-    lines: list[Line]
+    lines: list[CallLine]
     """The main line first."""
     waits: list[tuple[int, ...]]
     """Of each call, those that it follows: all that ended just before it."""
@@ -65,7 +65,7 @@ class _Unit:
         self.parts: list[_Unit] = []
 
 
-def graph_of(calls: Sequence[Call], scopes: dict[str, tuple[int, int]]) -> Graph:
+def graph_of(calls: Sequence[Call], scopes: dict[str, tuple[int, int]]) -> CallGraph:
     """`calls` sorted by (start, end), at least one; `scopes`: (start, end) of the spans that they name."""
     waits: list[tuple[int, ...]] = [()] * len(calls)
     # Spans may be nested thousands deep: a stack of our own instead of Python's.
@@ -133,10 +133,10 @@ def _order(
     return tuple(sorted({call for last in latest.values() for call in last}))
 
 
-def _lines(calls: Sequence[Call], waits: list[tuple[int, ...]]) -> Graph:
+def _lines(calls: Sequence[Call], waits: list[tuple[int, ...]]) -> CallGraph:
     """Each call continues the earliest line that ends with a call it follows, and joins the others that do."""
-    lines: list[Line] = []
-    open_ends: dict[int, Line] = {}
+    lines: list[CallLine] = []
+    open_ends: dict[int, CallLine] = {}
     """Last call -> its line, of lines that nothing joined yet; in the lines' order."""
     lost = 0
     for index in range(len(calls)):
@@ -151,8 +151,8 @@ def _lines(calls: Sequence[Call], waits: list[tuple[int, ...]]) -> Graph:
         else:
             after = max(follows, key=lambda call: calls[call].end_ns, default=None)
             held = {after} if after is not None else set()
-            line = Line(calls=[index], after=after)
+            line = CallLine(calls=[index], after=after)
             lines.append(line)
         open_ends[index] = line
         lost += len(set(follows) - held)
-    return Graph(calls=calls, lines=lines, waits=waits, lost=lost)
+    return CallGraph(calls=calls, lines=lines, waits=waits, lost=lost)

@@ -13,7 +13,7 @@ import msgspec
 from infersiege.errors import InternalError
 from infersiege.records import BlockText, Message, Session, Turn
 from infersiege.traces.fitting import Part, clipped, guessed_tokens, tools_tokens
-from infersiege.traces.session_lines import Line, begins_with_main, cut, lines_of
+from infersiege.traces.session_lines import SessionLine, begins_with_main, cut_session, lines_of
 from infersiege.traces.text import Framing, Synthesizer
 
 _LENGTH_FIELDS = ("max_completion_tokens", "max_tokens")
@@ -114,13 +114,13 @@ class Conversation:
         rules = Playing(**playing)
         if rules.history not in ("recorded", "live"):
             raise InternalError(f"history mode {rules.history!r} is unknown")
-        self.session = cut(session, rules.max_turns)
+        self.session = cut_session(session, rules.max_turns)
         """As it is played."""
         self.lines = lines_of(self.session)
         """The main line, then the branches."""
         self._begin(self.lines[0], rules, [])
 
-    def _begin(self, line: Line, rules: Playing, history: list[Part]) -> None:
+    def _begin(self, line: SessionLine, rules: Playing, history: list[Part]) -> None:
         self.line = line
         self.substituted = 0
         """Live mode: turns whose recorded answer had to stand in."""
@@ -139,7 +139,7 @@ class Conversation:
         """Turns of all lines, that will be played when nothing fails."""
         return self.lines[-1].end
 
-    def branch(self, line: Line) -> Conversation | None:
+    def branch(self, line: SessionLine) -> Conversation | None:
         """The walk of a branch that starts now. None: it needs an answer that was not given.
 
         In recorded mode a failed turn's recorded answer stands for it, and a branch with a history of its own needs
@@ -171,7 +171,7 @@ class Conversation:
         What comes after a turn that is too long is left out, as it is never sent. To be asked of a conversation that
         has not begun, which is then at its end.
         """
-        waiting: dict[int | None, list[Line]] = {}
+        waiting: dict[int | None, list[SessionLine]] = {}
         for line in self.lines[1:]:
             waiting.setdefault(line.after, []).append(line)
         found: list[PreparedTurn] = []

@@ -30,7 +30,7 @@ from infersiege.traces.chat import UnsendableError
 from infersiege.traces.growth import Growth, Resent, settled
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
-from infersiege.traces.lines import Line, Request, parts
+from infersiege.traces.lines import RecordedLine, RecordedRequest, parts
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.stamps import date_ns
@@ -88,8 +88,8 @@ def _session(row: Placed, tally: Tally, options: ReadOptions, scope: str) -> Ses
         raise UnsendableError("no_output" if calls else "no_requests")
     if len(sent) < len(calls):
         tally.odd("calls without prompt or completion tokens are left out", len(calls) - len(sent))
-    main = Line(requests=[])
-    beside: list[Line] = []
+    main = RecordedLine(requests=[])
+    beside: list[RecordedLine] = []
     growths: dict[str, Growth] = {}
     resent: Resent = set()
     before = sent[0].model
@@ -99,12 +99,12 @@ def _session(row: Placed, tally: Tally, options: ReadOptions, scope: str) -> Ses
             growth = growths[call.model] = Growth(options, f"{scope}:{ident}:{call.model}", resent)
         lengths = {"total": call.prompt, "cached": call.cached, "output": call.completion}
         if main.requests and main.requests[-1].ended_ns > call.start_ns:
-            request = Request(turn=growth.beside(**lengths), start_ns=call.start_ns, end_ns=call.end_ns)
-            beside.append(Line(requests=[request], parent=main))
+            request = RecordedRequest(turn=growth.beside(**lengths), start_ns=call.start_ns, end_ns=call.end_ns)
+            beside.append(RecordedLine(requests=[request], parent=main))
             continue
         shared = f"{scope}:{call.model}" if options.values["shared_prefix"] else None
         turn = growth.request(**lengths, shared_scope=shared, whole=call.model != before)
-        main.requests.append(Request(turn=turn, start_ns=call.start_ns, end_ns=call.end_ns))
+        main.requests.append(RecordedRequest(turn=turn, start_ns=call.start_ns, end_ns=call.end_ns))
         before = call.model
     if beside:
         tally.odd("calls that started while the one before was out run beside it", len(beside))

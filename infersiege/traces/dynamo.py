@@ -35,7 +35,7 @@ from infersiege.traces.growth import Growth, Resent, settled
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.lengths import scaled_blocks
-from infersiege.traces.lines import Line, Request, parts
+from infersiege.traces.lines import RecordedLine, RecordedRequest, parts
 from infersiege.traces.options import Option
 from infersiege.traces.row_groups import Places, in_groups, mark
 from infersiege.traces.source import Row, Source
@@ -171,11 +171,11 @@ class _Reader:
         self._growths: dict[str, Growth] = {}
         self._resent: Resent = set()
         self._skipped: list[tuple[str, str]] = []
-        self._beside: list[Line] = []
+        self._beside: list[RecordedLine] = []
 
     def session(self) -> Session:
         """Raises TraceError, and UnsendableError where no row is a request."""
-        lines: dict[str, Line] = {}
+        lines: dict[str, RecordedLine] = {}
         parents: dict[str, str] = {}
         found = []
         for row in self._rows:
@@ -193,11 +193,11 @@ class _Reader:
             turn = self._turn(name, event, row, beside=before > start_ns)
             if turn is None:
                 continue
-            request = Request(turn=turn, start_ns=start_ns, end_ns=end_ns)
+            request = RecordedRequest(turn=turn, start_ns=start_ns, end_ns=end_ns)
             if before > start_ns:
-                self._beside.append(Line(requests=[request], parent=lines[name]))
+                self._beside.append(RecordedLine(requests=[request], parent=lines[name]))
             else:
-                lines.setdefault(name, Line(requests=[])).requests.append(request)
+                lines.setdefault(name, RecordedLine(requests=[])).requests.append(request)
         if not lines:
             raise UnsendableError(self._skipped[0][0] if self._skipped else "no_requests")
         for reason, place in self._skipped:
@@ -214,7 +214,7 @@ class _Reader:
             source_line=self._rows[0].line,
         )
 
-    def _join(self, lines: dict[str, Line], parents: dict[str, str]) -> None:
+    def _join(self, lines: dict[str, RecordedLine], parents: dict[str, str]) -> None:
         """Set the parents of the lines, past trajectories that asked nothing."""
         for name, line in lines.items():
             met, parent = {name}, parents.get(name)

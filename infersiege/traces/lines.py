@@ -14,7 +14,7 @@ import msgspec
 from infersiege.records import Branch, Turn
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request of a line, with its times on one clock."""
 
     turn: Turn
@@ -31,11 +31,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.start_ns if self.end_ns is None else self.end_ns
 
 
-class Line(msgspec.Struct, kw_only=True):
+class RecordedLine(msgspec.Struct, kw_only=True):
     """Requests that follow each other, in the order of their starts."""
 
-    requests: list[Request]
-    parent: Line | None = None
+    requests: list[RecordedRequest]
+    parent: RecordedLine | None = None
     """What it runs beside; None: a main line."""
     ends_ns: int | None = None
     """When all of it had ended, if the first later request of the parent is to wait for that; None: none waits."""
@@ -43,7 +43,7 @@ class Line(msgspec.Struct, kw_only=True):
     """Number of its first turn in the session."""
 
 
-def parts(lines: Sequence[Line], *, rounding_ns: int = 0) -> tuple[tuple[Turn, ...], tuple[Branch, ...]]:
+def parts(lines: Sequence[RecordedLine], *, rounding_ns: int = 0) -> tuple[tuple[Turn, ...], tuple[Branch, ...]]:
     """The main line's turns, and the branches in the order of the lines. There must be at least one request.
 
     A branch starts after the parent's last request before it that had ended (`rounding_ns`: how much before the end
@@ -80,7 +80,7 @@ def parts(lines: Sequence[Line], *, rounding_ns: int = 0) -> tuple[tuple[Turn, .
     )
 
 
-def _joined_by(line: Line) -> int | None:
+def _joined_by(line: RecordedLine) -> int | None:
     """Number of the turn that waits for a branch."""
     parent, ends_ns = line.parent, line.ends_ns
     if parent is None or ends_ns is None:
@@ -90,13 +90,13 @@ def _joined_by(line: Line) -> int | None:
     return None if found is None else parent.first + found
 
 
-def _ended_ns(line: Line) -> int:
+def _ended_ns(line: RecordedLine) -> int:
     """When a branch's last request had ended, which is what a replay waits for; not known: when all of it had."""
     last = line.requests[-1]
     return last.end_ns if last.end_ns is not None else line.ends_ns or last.start_ns
 
 
-def _anchor(line: Line, main: Line, rounding_ns: int) -> tuple[Line, int] | None:
+def _anchor(line: RecordedLine, main: RecordedLine, rounding_ns: int) -> tuple[RecordedLine, int] | None:
     """The request whose end starts a line; None: the session's start.
 
     It is always before what the parent asks later, so that no two lines can come to wait for each other.
@@ -114,12 +114,12 @@ def _anchor(line: Line, main: Line, rounding_ns: int) -> tuple[Line, int] | None
     return None
 
 
-def _before(line: Line, start_ns: int) -> int:
+def _before(line: RecordedLine, start_ns: int) -> int:
     """How many requests of a line start before a time, or at it."""
     return sum(1 for _ in takewhile(lambda request: request.start_ns <= start_ns, line.requests))
 
 
-def _turns(line: Line, begins_ns: int, joined_ns: Mapping[int, int]) -> tuple[Turn, ...]:
+def _turns(line: RecordedLine, begins_ns: int, joined_ns: Mapping[int, int]) -> tuple[Turn, ...]:
     """`begins_ns`: what the line starts after had ended; `joined_ns`: ends of branches, by the turn that joins them."""
     turns = []
     for number, request in enumerate(line.requests, line.first):

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from infersiege.records import Branch, Session, Turn
-from infersiege.traces.call_graph import Call, Graph, graph_of
+from infersiege.traces.call_graph import Call, CallGraph, graph_of
 from infersiege.traces.chat import UnsendableError, check_messages
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed
@@ -144,7 +144,7 @@ def _session(rows: Sequence[Placed], options: ReadOptions, tally: Tally) -> Sess
     return _built(key, graph, [turn for _, turn, _ in calls], calls[0][2].line)
 
 
-def _built(session_id: str, graph: Graph, turns: Sequence[Turn], line: int) -> Session:
+def _built(session_id: str, graph: CallGraph, turns: Sequence[Turn], line: int) -> Session:
     numbers = graph.numbers()
     main, *others = (tuple(_timed(graph, turns, call) for call in line.calls) for line in graph.lines)
     return Session(
@@ -163,7 +163,7 @@ def _built(session_id: str, graph: Graph, turns: Sequence[Turn], line: int) -> S
     )
 
 
-def _timed(graph: Graph, turns: Sequence[Turn], call: int) -> Turn:
+def _timed(graph: CallGraph, turns: Sequence[Turn], call: int) -> Turn:
     return msgspec.structs.replace(turns[call], delay_ns=graph.delay_ns(call))
 
 

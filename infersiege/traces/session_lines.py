@@ -9,7 +9,7 @@ import msgspec
 from infersiege.records import Branch, Session, Turn
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
     """Turns that follow each other: the main line of a session, or one of its branches."""
 
     first_turn: int
@@ -31,12 +31,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return turn is not None and self.first_turn <= turn < self.end
 
 
-def lines_of(session: Session) -> tuple[Line, ...]:
+def lines_of(session: Session) -> tuple[SessionLine, ...]:
     """The main line, then the branches, as their turns are numbered."""
-    lines = [Line(first_turn=0, turns=session.turns)]
+    lines = [SessionLine(first_turn=0, turns=session.turns)]
     for branch in session.branches:
         lines.append(
-            Line(
+            SessionLine(
                 first_turn=lines[-1].end,
                 turns=branch.turns,
                 after=branch.after,
@@ -53,7 +53,7 @@ def begins_with_main(session: Session) -> bool:
     return all(branch.after is not None for branch in session.branches)
 
 
-def cut(session: Session, max_turns: int | None) -> Session:
+def cut_session(session: Session, max_turns: int | None) -> Session:
     """The session with a main line of at most so many turns; its turns are numbered anew.
 
     A branch that starts after a turn that is no more is no more either, nor is what starts from it. One that such a
@@ -86,7 +86,7 @@ def cut(session: Session, max_turns: int | None) -> Session:
     )
 
 
-def _renumbered(lines: list[Line]) -> Iterator[tuple[int, int]]:
+def _renumbered(lines: list[SessionLine]) -> Iterator[tuple[int, int]]:
     """(number before, number now) of every turn."""
     now = 0
     for line in lines:

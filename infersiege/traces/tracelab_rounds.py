@@ -28,7 +28,7 @@ from infersiege.traces.chat import UnsendableError
 from infersiege.traces.growth import Growth, Resent, settled
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
-from infersiege.traces.lines import Line, Request, parts
+from infersiege.traces.lines import RecordedLine, RecordedRequest, parts
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.stamps import date_ns
@@ -81,7 +81,7 @@ def _session(rows: Sequence[Placed], tally: Tally, options: ReadOptions, scope: 
     ident = _ident(rows[0])
     resent: Resent = set()
     growth = Growth(options, f"{scope}:{ident}", resent)
-    line = Line(requests=[])
+    line = RecordedLine(requests=[])
     before, now_ns, untimed = -1, None, 0
     skipped: list[str] = []
     arrival_ns: int | None = None
@@ -115,7 +115,7 @@ def _session(rows: Sequence[Placed], tally: Tally, options: ReadOptions, scope: 
             f"{scope}:{value.get('provider')}:{value.get('model')}" if options.values["shared_prefix"] else None
         )
         turn = growth.request(total=total, cached=cached, output=output, shared_scope=shared_scope)
-        line.requests.append(Request(turn=turn, start_ns=sent_ns, end_ns=now_ns))
+        line.requests.append(RecordedRequest(turn=turn, start_ns=sent_ns, end_ns=now_ns))
     if not line.requests:
         raise UnsendableError(skipped[0])
     for reason in skipped:

@@ -30,7 +30,7 @@ from infersiege.traces.chat import UnsendableError
 from infersiege.traces.head import Head
 from infersiege.traces.indexed import IndexedTrace, Placed, want_object
 from infersiege.traces.lengths import scaled_blocks
-from infersiege.traces.lines import Line, Request, parts
+from infersiege.traces.lines import RecordedLine, RecordedRequest, parts
 from infersiege.traces.options import Option
 from infersiege.traces.source import Row, Source
 from infersiege.traces.trace import ReadOptions, Tally, check_span
@@ -131,7 +131,7 @@ class _Reader:
         self._own = 0 if self._scope != scope else int.from_bytes(blake2b(ident.encode(), digest_size=5).digest()) << 22
         self._number = 0
         self._left_out = 0
-        self._lines: list[Line] = []
+        self._lines: list[RecordedLine] = []
 
     def session(self) -> Session:
         """Raises TraceError, and UnsendableError where no request is left."""
@@ -143,13 +143,13 @@ class _Reader:
         turns, branches = parts(self._lines, rounding_ns=_ROUNDING_NS)
         return Session(session_id=self.ident, turns=turns, branches=branches, source_line=self._line)
 
-    def _read(self, raw: object, where: str, *, base_ns: int, parent: Line | None, depth: int) -> Line:
+    def _read(self, raw: object, where: str, *, base_ns: int, parent: RecordedLine | None, depth: int) -> RecordedLine:
         """A line and, after it, the lines inside of it."""
         if not isinstance(raw, list):
             raise TraceError(f"{self.place}: {where} is {_kind(raw)}, a list is wanted", hint=_HINT)
         if depth > _DEEPEST:
             raise TraceError(f"{self.place}: subagents are nested more than {_DEEPEST} deep", hint=_HINT)
-        line = Line(requests=[], parent=parent)
+        line = RecordedLine(requests=[], parent=parent)
         self._lines.append(line)
         before_ns: int | None = None
         for index, request in enumerate(raw):
@@ -175,7 +175,7 @@ class _Reader:
                 raise TraceError(f"{self.place}: {here}: type is {shown(kind)}, n, s or subagent is wanted", hint=_HINT)
         return line
 
-    def _subagent(self, parent: Line, request: dict[str, Any], here: str, start_ns: int, depth: int) -> None:
+    def _subagent(self, parent: RecordedLine, request: dict[str, Any], here: str, start_ns: int, depth: int) -> None:
         inner = request.get("requests")
         base_ns = start_ns
         if self._nested != "subagent" and isinstance(inner, list) and inner and isinstance(inner[0], dict):
@@ -190,7 +190,7 @@ class _Reader:
             ends.append(start_ns + round(milliseconds * 1_000_000))
         line.ends_ns = max(ends)
 
-    def _add(self, line: Line, request: dict[str, Any], here: str, start_ns: int) -> None:
+    def _add(self, line: RecordedLine, request: dict[str, Any], here: str, start_ns: int) -> None:
         place = f"{self.place}: {here}"
         prompt, output = want_int(request, "in", place), want_int(request, "out", place)
         ids = _hash_ids(request, place)
@@ -201,7 +201,7 @@ class _Reader:
         text = self._text(prompt, ids, place)
         asked = self._options.output_tokens(output)
         api_ns = _optional_ns(request, "api_time", place)
-        made = Request(
+        made = RecordedRequest(
             turn=Turn(
                 messages=({"role": "user", "content": ""},),
                 texts=(text,),
@@ -218,7 +218,7 @@ class _Reader:
         )
         if line.requests and line.requests[-1].ended_ns > start_ns + _ROUNDING_NS:
             self._tally.odd("requests that started while the one before was out run beside it")
-            self._lines.append(Line(requests=[made], parent=line))
+            self._lines.append(RecordedLine(requests=[made], parent=line))
         else:
             line.requests.append(made)
 
