@@ -4,8 +4,8 @@
     .venv/bin/python bench/capacity.py llamacpp     # about five minutes; needs `make llamacpp`
 
 emulator: 8 seats, answers of 10 steps of 20 ms. Of constant arrivals it can serve 8 / 0.2 s = 40 a second; of users,
-TTFT p50 stays below 110 ms up to 11. llamacpp: 4 slots, where a fifth user waits. Exit code 1 when a limit is missed by more
-than 10 %, or llama.cpp's is not from 3 to 6 users. All traffic is on loopback.
+TTFT p50 stays below 110 ms up to 11. llamacpp: 4 slots, where a fifth user waits. Exit code 1 when a limit is missed by
+more than 10 %, or llama.cpp's is not from 3 to 6 users. All traffic is on loopback.
 """
 
 from __future__ import annotations
