@@ -18,10 +18,12 @@ from infersiege.metrics.facts import AskedLoad, RunFacts, SteadyWindow
 from infersiege.metrics.summary import summarise
 from infersiege.metrics.windows import windows
 from infersiege.plan.schema import Plan
+from infersiege.plan.streams import Stream, streams_of
 from infersiege.records import ClientHealth, EventRow, SeriesRow, Summary, TurnRecord, Verdict, WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.html import render
 from infersiege.rundir import SERIES, PlanFile, RunDirectory, StageFacts, StreamFacts, span_of_run
+from infersiege.schedule import SECOND_NS, expected
 
 SERIES_AROUND_NS = 30 * 1_000_000_000
 """Points of GPUs and engines so long before the start and after the end still show how the run began and ended."""
@@ -66,17 +68,26 @@ def _loads(plan: Plan, stages: Sequence[StageFacts]) -> Iterator[AskedLoad]:
     counted = plan.run.stop is not None and plan.run.stop.sessions is not None
     if not stages:
         yield AskedLoad(mode=plan.load.mode, users=None if counted else plan.load.users, rate=plan.load.rate)
-    for facts in stages:
-        stage = facts.name if len(stages) > 1 else None
-        for stream in facts.streams or (facts,):
+    streams = streams_of(plan) if stages else ()
+    for place, facts in enumerate(stages):
+        one_or_more: Sequence[StageFacts | StreamFacts] = facts.streams or (facts,)
+        for stream, told in zip(streams, one_or_more, strict=False):
             yield AskedLoad(
-                mode=stream.mode if isinstance(stream, StreamFacts) else plan.load.mode,
-                stage=stage,
-                scenarios=stream.scenarios if isinstance(stream, StreamFacts) else (),
-                users=None if counted else stream.users,
-                rate=stream.rate,
-                arrivals=stream.arrivals,
+                mode=stream.load.mode,
+                stage=facts.name if len(stages) > 1 else None,
+                scenarios=stream.scenarios if len(streams) > 1 else (),
+                users=None if counted else told.users,
+                rate=_mean_rate(stream, place, facts, stages[0].started_ns) if stream.rates else told.rate,
+                arrivals=told.arrivals,
             )
+
+
+def _mean_rate(stream: Stream, place: int, facts: StageFacts, started_ns: int) -> float | None:
+    """Of a rate that changes over time, over the steady phase; None: there is none."""
+    if place >= len(stream.rates) or facts.steady_ended_ns <= facts.steady_started_ns:
+        return None
+    first_ns, last_ns = facts.steady_started_ns - started_ns, facts.steady_ended_ns - started_ns
+    return expected(stream.rates[place], first_ns, last_ns) * SECOND_NS / (last_ns - first_ns)
 
 
 def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequence[str] = ()) -> RunFacts:
