@@ -169,8 +169,8 @@ def _limit_line(page: CurvePage, limit: Limit, per_unit: float) -> Figure:
 
 def _verticals(page: CurvePage) -> list[tuple[float, str, str]]:
     """(load, dash, word) of what is marked over the whole height."""
-    knees = sorted(set(page.knees.values()))
-    marked = [(page.passes, "solid", "capacity"), *((knee, "dash", "knee") for knee in knees)]
+    knees = [(load, "dash", f"knee {legend_name(name)}".strip()) for name, load in page.knees.items()]
+    marked = [(page.passes, "solid", "capacity"), *knees]
     return [(load, dash, word) for load, dash, word in marked if load is not None]
 
 
