@@ -351,16 +351,16 @@ MOONCAKE = Path(__file__).parents[1].parent / "shared" / "traces" / "mooncake" /
 
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory: pytest.TempPathFactory) -> Cached:
-    """The tree, and where the real traces lie beside the checkout, 120 rows of one."""
+    """The tree, and where the real traces lie beside the checkout, 60 rows of one."""
     folder = tmp_path_factory.mktemp("cached")
     workloads = [trace_of(folder / "tree.jsonl", *tree_of_blocks(), scenario="tree", more="")]
     bounds = {"tree": describe(open_trace(str(folder / "tree.jsonl"))).cache_bound}
     sessions = 60
     if MOONCAKE.exists():
-        slice_of = "limit = 120\nlength_scale = 0.5\nmax_tokens = 2\nweight = 2"
+        slice_of = "limit = 60\nlength_scale = 0.25\nmax_tokens = 2"
         workloads.append(f'scenario = "mooncake"\ntrace = "{MOONCAKE}"\n{slice_of}')
-        bounds["mooncake"] = describe(open_trace(str(MOONCAKE), limit=120, length_scale=0.5)).cache_bound
-        sessions += 120
+        bounds["mooncake"] = describe(open_trace(str(MOONCAKE), limit=60, length_scale=0.25)).cache_bound
+        sessions += 60
     options = ("--kv-blocks", "2000000", "--prefill-rate", "10000000", "--max-model-len", "200000")
     with EmulatorProcess(*options, "--max-num-batched-tokens", "200000") as emulator:
         text = plan_text(
