@@ -271,7 +271,7 @@ def test_ls_12_a_pause_ends_sessions_and_a_busy_engine_makes_the_next_stage_dirt
     """The server goes on with what its client has given up: the second stage says that it began on a busy one."""
     options = ("--output-tokens", "600", "--step-base-ms", "10", "--step-per-sequence-ms", "0", "--ignore-disconnects")
     load = (
-        'mode = "closed"\nramp = "0s"\npause = "1s"\ndrain = "500ms"\n' + stage("users = 4", 2) + stage("users = 2", 2)
+        'mode = "closed"\nramp = "0s"\npause = "2s"\ndrain = "500ms"\n' + stage("users = 4", 2) + stage("users = 2", 2)
     )
     with EmulatorProcess(*options) as emulator:
         one = 'scenario = "long"\ntrace = "builtin:short-qa"\noutput_scale = 20\nmax_tokens = 600'
@@ -283,7 +283,7 @@ def test_ls_12_a_pause_ends_sessions_and_a_busy_engine_makes_the_next_stage_dirt
     assert all(turn.closed_ns is not None and turn.closed_ns < second.started_ns for turn in cut), "before the next one"
     in_pause = [turn for turn in ran.turns if first.started_ns + 2 * SECOND < (turn.sent_ns or 0) < second.started_ns]
     assert not in_pause, "nothing is sent in the pause"
-    assert second.started_ns - first.started_ns == 3 * SECOND
+    assert second.started_ns - first.started_ns == 4 * SECOND
     assert (first.started_dirty, second.started_dirty) == (False, True)
     (dirty,) = [event for event in ran.events if event.kind == "started_dirty"]
     assert dirty.stage == second.name and "4 running" in dirty.detail

@@ -31,7 +31,7 @@ from infersiege.wire.transport import Client, DecoderLoop, StampClock
 
 log = logging.getLogger("infersiege.swarm.share")
 
-GRACE_SHARE = 0.2
+GRACE_SHARE = 0.3
 LONGEST_GRACE_NS = 1_000_000_000
 """So long before a pause ends (the smaller of the two) what is still open is cancelled: the server can let go of it
 before the next stage begins."""

@@ -14,8 +14,8 @@ from infersiege.plan.streams import streams_of
 from infersiege.swarm.timeline import Timeline
 from infersiege.telemetry.idle import busy, watchable
 
-LOOK_SHARE = 0.05
-LONGEST_LOOK_NS = 250_000_000
+LOOK_SHARE = 0.15
+LONGEST_LOOK_NS = 500_000_000
 """So long before a pause ends (the smaller of the two) the engines are looked at: after what was still open was
 cancelled, before the next stage sends anything."""
 
