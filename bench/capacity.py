@@ -97,8 +97,8 @@ def known_limits(folder: Path) -> list[str]:
         print(
             f"{name}: found {found}, computed {limit:g}, {len(state.probes)} probes of {state.most_probes}, code {code}"
         )
-        if found is None or abs(found - limit) > 0.1 * limit:
-            missed.append(f"{name}: {found} instead of {limit:g}")
+        if code or found is None or abs(found - limit) > 0.1 * limit:
+            missed.append(f"{name}: {found} instead of {limit:g}, code {code}")
     return missed
 
 
