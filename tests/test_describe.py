@@ -20,6 +20,7 @@ from infersiege.traces.describe import Description, describe_measured
 from infersiege.traces.longest_seen import LongestSeen
 from infersiege.traces.measured import UNKNOWN, Mark, measure
 from infersiege.traces.message_size import digest_of, message_tokens, other_parts
+from infersiege.traces.prefix_cache import Piece, PrefixCache, PromptWalk
 from infersiege.traces.trace import SessionList, Tally
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
@@ -176,7 +177,29 @@ def test_a_table_of_many_keys_holds_each_with_its_longest() -> None:
     assert len(table) == len(known) > 3000
 
 
-def test_a_fork_does_not_change_what_it_began_with() -> None:
+def test_a_fork_and_its_parent_go_on_apart() -> None:
+    """What one of them is given is in no request of the other, before or after it was sent."""
+
+    def walk_of(*ids: int) -> list[Piece]:
+        return [Piece(7, (ident,), (10,)) for ident in ids]
+
+    parent = PromptWalk(PrefixCache(), LongestSeen())
+    parent.add(walk_of(1))
+    parent.ask()
+    parent.add(walk_of(2))
+    fork = parent.fork()
+    fork.add(walk_of(3))
+    parent.add(walk_of(4, 5))
+    assert fork.ask() == (30, 10, 10)
+    assert parent.ask() == (40, 20, 20), "1 and 2 were in the fork's request"
+    parent.add(walk_of(6))
+    fork.add(walk_of(8))
+    assert (fork.ask().tokens, parent.ask().tokens) == (40, 50)
+    fork.replace(walk_of(1))
+    assert parent.ask().tokens == 50
+
+
+def test_branches_that_inherit_do_not_change_what_they_began_with() -> None:
     """Each of two branches asks what its parent never does; the parent's next request holds nothing of theirs."""
     branches = tuple(Branch(turns=(said(text * 40), said(text * 80)), after=0, inherits=True) for text in "st")
     found = measure(trace_of(session(said("q" * 40), said("r" * 40), branches=branches)), 1)
