@@ -138,7 +138,10 @@ def test_long_document_questions_as_sessions_share_the_document():
     assert [len(session.turns) for session in sessions] == [1] * 6
     documents = [session.turns[0].texts[0] for session in sessions]
     assert documents[0] == documents[1] == documents[2] != documents[3]
-    assert documents[0] == as_turns.session(0).turns[0].texts[0]
+    (alone,) = as_turns.session(0).turns[0].texts
+    assert documents[0] is not None
+    assert alone is not None
+    assert (documents[0].scope, documents[0].ids, documents[0].tokens) == (alone.scope, alone.ids, alone.tokens)
     questions = [session.turns[0].messages[0]["content"] for session in sessions]
     assert questions[:3] == [turn.messages[0]["content"] for turn in as_turns.session(0).turns]
     assert len({session.session_id for session in sessions}) == 6
