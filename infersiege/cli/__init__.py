@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from infersiege.cli.output import Outlet, steady_output
+from infersiege.cli.output import Outlet, escaped, steady_output
 from infersiege.errors import ExitCode, InfersiegeError, PlanError, UsageError, strongest
 
 Commands = Mapping[str, tuple[str, str]]
@@ -71,13 +71,13 @@ def infersiege() -> None:
 
 
 def report_error(error: InfersiegeError) -> None:
-    """Say it on stderr: what, where, and what to try."""
-    click.echo(f"error: {error}", err=True)
+    """Say it on stderr: what, where, and what to try. Each is one line, whatever the file or server put into it."""
+    click.echo(f"error: {escaped(str(error))}", err=True)
     if isinstance(error, PlanError):
         for fault in error.faults:
-            click.echo(f"  {fault}", err=True)
+            click.echo(f"  {escaped(fault)}", err=True)
     if error.hint:
-        click.echo(f"hint: {error.hint}", err=True)
+        click.echo(f"hint: {escaped(error.hint)}", err=True)
 
 
 def report_usage(error: click.ClickException) -> None:
@@ -94,7 +94,7 @@ def report_usage(error: click.ClickException) -> None:
 
 def report_fault_of_ours(error: Exception) -> None:
     """An exception that nobody foresaw: the traceback goes to a file, one line to the user."""
-    click.echo(f"error: a fault of infersiege: {type(error).__name__}: {error}", err=True)
+    click.echo(f"error: a fault of infersiege: {type(error).__name__}: {escaped(str(error))}", err=True)
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="infersiege-fault-", suffix=".txt", delete=False, encoding="utf-8"
@@ -111,7 +111,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     with steady_output() as outlets:
         code = _called(arguments, outlets)
         if _lost_output(outlets):
-            code = strongest({ExitCode(code), ExitCode.USAGE})
+            code = strongest({ExitCode(code), ExitCode.USAGE}) if code in tuple(ExitCode) else code
     sys.exit(int(code))
 
 

@@ -66,6 +66,18 @@ def steady_output() -> Iterator[list[Outlet]]:
         sys.stdout, sys.stderr = before
 
 
+def escaped(text: str) -> str:
+    """`text` on one line, with what a terminal would obey, hide or turn around written as `\\x1b`.
+
+    Names of files, keys of a trace and words of a server may hold anything.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
 def _stream(outlet: Outlet, like: TextIO) -> io.TextIOWrapper:
     like.flush()
     errors = like.errors or "strict"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from infersiege.cli.output import escaped
+
 if TYPE_CHECKING:
     from infersiege_agents.influx.target import Target
 
@@ -92,14 +94,14 @@ def _fetch(run: RunDirectory, target: Target) -> tuple[ExitCode, tuple[str, ...]
 
     got = fetch(run, target, hosts=run.read_plan().typed_plan().telemetry.hosts)
     for note in got.notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {escaped(note)}", err=True)
     for name, one in got.files.items():
         of = f" of {', '.join(one.hosts)}" if one.hosts else ""
         click.echo(
             f"telemetry: {name}: {one.rows:,} points{of} in {target.url}, {one.added:,} of them new here", err=True
         )
     for host in got.missing_hosts:
-        click.echo(f"warning: host {host} has no series of this run's time in {target.url}", err=True)
+        click.echo(f"warning: host {escaped(host)} has no series of this run's time in {target.url}", err=True)
     if got.rows:
         return ExitCode.PASS, got.missing_hosts
     click.echo(
@@ -136,4 +138,4 @@ def _write_again(run: RunDirectory, found: Rebuilt, target: Target) -> None:
     try:
         click.echo(f"telemetry: {write_again(run, found, target, os.environ)}", err=True)
     except InfersiegeError as error:
-        click.echo(f"warning: {error}", err=True)
+        click.echo(f"warning: {escaped(str(error))}", err=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from infersiege.errors import UsageError
+from infersiege.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from infersiege.traces import Trace
@@ -49,6 +51,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         """`builtin:NAME` or a path. Raises TraceError, and UsageError for options that make no sense."""
         from infersiege.traces import open_trace
 
+        _check_name(spec)
         for option, scale in (("--length-scale", self.length_scale), ("--output-scale", self.output_scale)):
             if not 0 < scale <= 1e4:  # NaN is not either
                 raise UsageError(f"{option} {scale:g}: not a number above 0 and up to 10,000")
@@ -78,6 +81,16 @@ def takes_trace(command: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
+class Finite(click.FloatRange):
+    """click's, which takes `nan` for a number of any range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is no number", param, ctx)
+        return number
+
+
 def duration_ns(option: str, text: str) -> int:
     """The value of an option that takes a duration. Raises UsageError."""
     from infersiege.plan.values import parse_duration
@@ -86,6 +99,32 @@ def duration_ns(option: str, text: str) -> int:
         return parse_duration(text)
     except ValueError as error:
         raise UsageError(f"{option} {text}: {error}", hint='write it like "60s" or "2m"') from None
+
+
+def _check_name(spec: str) -> None:
+    """What a name on the command line may be instead of a trace's. Raises UsageError, TraceError."""
+    from infersiege.traces import BUILTIN_PREFIX
+    from infersiege.traces.source import is_missing, why_unreadable
+
+    if not spec:
+        raise UsageError("no trace is named", hint="a file, a folder, or builtin:NAME")
+    if spec.startswith(BUILTIN_PREFIX):
+        return
+    path = Path(spec)
+    if is_missing(path):
+        raise TraceError(
+            f"{spec}: no such trace file",
+            hint="relative paths start where you are; built-in traces start with builtin:",
+        )
+    if path.suffix == ".toml":
+        raise UsageError(
+            f"{spec}: is a plan, no trace", hint="only `traces inspect` takes plans: name the plan's trace"
+        )
+    if path.is_symlink() and not path.exists():
+        raise TraceError(f"{spec}: is a link that leads nowhere", hint="`ls -l` shows where it leads to")
+    reason = why_unreadable(path)
+    if reason is not None and reason.startswith("cannot be read"):
+        raise TraceError(f"{spec}: {reason}", hint="check the name, and your rights in its folder")
 
 
 def _pair(text: str) -> tuple[str, object]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from infersiege.cli import Commands, LazyGroup
+from infersiege.cli.destination import STANDARD_OUTPUT, check_destination, destination
+from infersiege.cli.output import escaped
 from infersiege.cli.trace_opening import Asked, duration_ns, takes_trace
 from infersiege.errors import UsageError
 
@@ -49,6 +51,7 @@ def traces() -> None:
 @click.option("--delay-cap", default="60s", show_default=True, help="What the plan's delay_cap would change.")
 @click.option("--json", "as_json", is_flag=True, help="All figures as one JSON object.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="PAGE", help="Write a page with charts, too.")
+@click.option("--force", is_flag=True, help="Write over a page that is there.")
 @click.pass_context
 def inspect(
     context: click.Context,
@@ -59,6 +62,7 @@ def inspect(
     delay_cap: str,
     as_json: bool,
     html: Path | None,
+    force: bool,
 ) -> None:
     """Say what is in FILE before it is run: a trace, a built-in workload (builtin:NAME), or all of a plan (.toml).
 
@@ -70,15 +74,19 @@ def inspect(
     if file.endswith(".toml"):
         _inspect_plan(Path(file), _given(context), sessions, limit_tokens, as_json)
         return
+    if html is not None:
+        if str(html) == STANDARD_OUTPUT:
+            raise UsageError("--html -: the figures go to standard output", hint="name a file for the page")
+        check_destination(html, force=force)
     found = _inspected(asked.open(file), sessions, limit_tokens, cap_ns)
     if html is not None:
-        _write(html, found)
+        _write(html, found, force=force)
     if as_json:
         click.echo(_json(found.description))
     else:
         _show(found)
     if html is not None:
-        click.echo(f"page: {html}", err=as_json)
+        click.echo(f"page: {escaped(str(html))}", err=as_json)
 
 
 def _inspected(trace: Trace, sessions: int | None, limits: tuple[int, ...], cap_ns: int) -> Inspected:
@@ -140,7 +148,7 @@ def _show(found: Inspected) -> None:
 
     print_description(found.description, Console(highlight=False))
     for warning in found.description.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo(f"warning: {escaped(warning)}", err=True)
 
 
 def _json(value: object) -> str:
@@ -149,15 +157,12 @@ def _json(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
 
 
-def _write(path: Path, found: Inspected) -> None:
+def _write(path: Path, found: Inspected, *, force: bool) -> None:
     from infersiege.report.trace_page import render
 
-    try:
-        path.write_text(render(found), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path}: can't be written: {error.strerror or error}", hint="name a file in a folder that is there"
-        ) from None
+    page = render(found).encode("utf-8", "backslashreplace")  # names of files may be no text
+    with destination(path, force=force) as file:
+        file.write(page)
 
 
 def _tokens(text: str) -> int:

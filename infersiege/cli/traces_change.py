@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from infersiege.cli.trace_opening import Asked, duration_ns, takes_trace
+from infersiege.cli.destination import check_destination, destination
+from infersiege.cli.output import escaped
+from infersiege.cli.trace_opening import Asked, Finite, duration_ns, takes_trace
 
 if TYPE_CHECKING:
     from infersiege.records import Session
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 
 _ENDLESS = 1_000
 """Sessions of a built-in workload, unless --sessions says how many."""
+_OTHERS = frozenset(
+    {".parquet", ".arrow", ".feather", ".csv", ".tsv", ".html", ".sqlite"}
+    | {".bz2", ".xz", ".lz4", ".br", ".7z", ".zip", ".tar", ".tgz", ".tzst"}
+)
+"""Names that promise what is not written."""
+_LONGEST_NAME = 200
 
 
 def _output_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,7 +64,7 @@ def convert(
     from infersiege.traces.change import every_session, header_of, redacted, redacted_header
     from infersiege.traces.shape import Shaper, shape_header
 
-    trace = asked.open(file)
+    trace = _opened(asked, file, out, force=force)
     changes = [name for name, wanted in (("redact", redact), ("shape-only", shape_only)) if wanted]
     found: Iterator[Session] = every_session(trace, sessions or _ENDLESS)
     made = header_of(trace, changes)
@@ -73,7 +81,7 @@ def convert(
 @click.argument("file")
 @takes_trace
 @_output_options
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True), help="Share of sessions, drawn by their ids.")
+@click.option("--share", type=Finite(0, 1, min_open=True), help="Share of sessions, drawn by their ids.")
 @click.option("--count", type=click.IntRange(1), help="So many sessions, evenly over the file.")
 @click.option("--from", "from_", metavar="DURATION", help="Sessions that arrive from here on (`10m`) ...")
 @click.option("--to", "to", metavar="DURATION", help="... and before here, in the trace's own time.")
@@ -99,9 +107,11 @@ def sample(
 
     if share is None and count is None and from_ is None and to is None:
         raise UsageError("nothing says which sessions to take", hint="--share, --count, --from, --to")
-    trace = asked.open(file)
     begin_ns = None if from_ is None else duration_ns("--from", from_)
     end_ns = None if to is None else duration_ns("--to", to)
+    if end_ns is not None and end_ns <= (begin_ns or 0):
+        raise UsageError(f"--from {from_ or '0s'} is not before --to {to}", hint="are they the wrong way round?")
+    trace = _opened(asked, file, out, force=force)
     if (begin_ns is not None or end_ns is not None) and trace.arrivals_ns is None:
         raise UsageError(f"{trace.name}: has no times, so --from and --to have nothing to go by", hint="use --share")
 
@@ -116,16 +126,23 @@ def sample(
     changes = [] if from_ is None and to is None else [f"sample from {from_ or '0s'} to {to or 'the end'}"]
     changes += [] if share is None else [f"sample share {share:g}"]
     changes += [] if count is None else [f"sample count {count}"]
-    _write(trace, rebased(taken() if count is None else evenly(taken, count)), out, changes, force=force)
+    _write(
+        trace,
+        rebased(taken() if count is None else evenly(taken, count)),
+        out,
+        changes,
+        force=force,
+        none_left=_sample_hint(trace, timed=begin_ns is not None or end_ns is not None),
+    )
 
 
 @click.command(epilog="Example: infersiege traces scale trace.jsonl --multiply 4 -o four-times.jsonl")
 @click.argument("file")
 @takes_trace
 @_output_options
-@click.option("--stretch", type=click.FloatRange(1e-6, 1e6), help="Times between sessions multiplied by this.")
+@click.option("--stretch", type=Finite(1e-6, 1e6), help="Times between sessions multiplied by this.")
 @click.option("--delays", is_flag=True, help="--stretch also stretches the delays inside sessions.")
-@click.option("--thin", type=click.FloatRange(0, 1, min_open=True), help="Keep this share of sessions.")
+@click.option("--thin", type=Finite(0, 1, min_open=True), help="Keep this share of sessions.")
 @click.option("--multiply", type=click.IntRange(2, 10_000), help="So many of each session; copies share no text.")
 @click.option(
     "--spread", metavar="DURATION", help="Copies come up to so much later; default: the mean time between sessions."
@@ -154,7 +171,20 @@ def scale(
 
     if stretch is None and thin is None and multiply is None:
         raise UsageError("nothing says what to change", hint="--stretch, --thin, --multiply")
-    trace = asked.open(file)
+    for option, given, wanted, base in (
+        ("--delays", delays, "--stretch", stretch),
+        ("--spread", spread is not None, "--multiply", multiply),
+    ):
+        if given and base is None:
+            raise UsageError(f"{option}: changes nothing without {wanted}", hint=f"give {wanted}, too")
+    trace = _opened(asked, file, out, force=force)
+    if trace.arrivals_ns is None and stretch is not None and not delays:
+        raise UsageError(
+            f"{trace.name}: has no times, so --stretch has nothing to go by",
+            hint="--delays stretches the delays inside sessions",
+        )
+    if trace.arrivals_ns is None and spread is not None:
+        raise UsageError(f"{trace.name}: has no times, so --spread has nothing to go by", hint="leave it out")
     found: Iterator[Session] = every_session(trace, sessions or _ENDLESS)
     changes = []
     if thin is not None:
@@ -171,7 +201,7 @@ def scale(
         spread_ns = _mean_gap_ns(trace, longer) if spread is None else duration_ns("--spread", spread)
         found = multiplied(found, multiply, spread_ns=spread_ns, seed=draw_seed)
         changes.append(f"multiply {multiply}")
-    _write(trace, found, out, changes, force=force)
+    _write(trace, found, out, changes, force=force, none_left="keep a larger share")
 
 
 @click.command(epilog="Example: infersiege traces load trace.jsonl --redis redis://127.0.0.1:6379/0 --name azure")
@@ -187,14 +217,33 @@ def load(file: str, asked: Asked, url: str, name: str | None, sessions: int | No
     The trace appears there at the end, whole. Whatever fails before leaves what was there before.
     """
     from infersiege import redis_stream
+    from infersiege.errors import UsageError
     from infersiege.traces.change import every_session, header_of
 
+    title = name if name is not None else Path(file.removeprefix("builtin:")).name.split(".")[0]
+    if not title.strip() or not title.isprintable() or len(title) > _LONGEST_NAME:
+        raise UsageError(
+            f"--name {title[:_LONGEST_NAME]!r}: can't be a trace's name in Redis",
+            hint=f"--name gives one: up to {_LONGEST_NAME} letters, on one line",
+        )
     trace = asked.open(file)
-    title = name or Path(trace.name.removeprefix("builtin:")).name.split(".")[0]
     loaded = redis_stream.load(
         url, title, every_session(trace, sessions or _ENDLESS), header_of(trace, ()), replace=replace
     )
     click.echo(f"{loaded.key}: {loaded.sessions:,} sessions, {loaded.turns:,} turns, {loaded.bytes / 1e6:.1f} MB")
+
+
+def _opened(asked: Asked, file: str, out: Path, *, force: bool) -> Trace:
+    """The trace, if there is a place for what will be made of it. Raises UsageError."""
+    check_destination(out, force=force)
+    return asked.open(file)
+
+
+def _sample_hint(trace: Trace, *, timed: bool) -> str:
+    times = trace.arrivals_ns
+    if not timed or times is None or not len(times):
+        return "take a larger share"
+    return f"take a longer time: the trace's sessions arrive within {times[-1] / 1e9:g} s"
 
 
 def _mean_gap_ns(trace: Trace, stretch: float) -> int:
@@ -210,66 +259,54 @@ def _write(
     *,
     force: bool,
     made: Header | None = None,
+    none_left: str = "`infersiege traces inspect` shows what is in it",
 ) -> None:
-    """Write a trace, and say what was written. Raises UsageError; a file that was begun is then gone."""
+    """Write a trace, and say what was written. Raises UsageError; nothing is then written, also not to standard output.
+
+    `none_left` is the hint where no session is.
+    """
     from infersiege.errors import UsageError
     from infersiege.traces.change import header_of
     from infersiege.traces.normal import lines
 
     written = turns = 0
 
-    def counted() -> Iterator[Session]:
+    def counted(first: Session) -> Iterator[Session]:
         nonlocal written, turns
-        for session in found:
+        for session in itertools.chain((first,), found):
             written += 1
             turns += session.turn_count
             yield session
 
-    with _destination(out, force=force) as file:
-        for line in lines(counted(), made or header_of(trace, changes)):
-            file.write(line + b"\n")
-        if not written:
-            raise UsageError(f"{trace.name}: no session is left", hint="take a larger share or a longer time")
+    suffix = out.suffix.lower()
+    if suffix in _OTHERS:
+        raise UsageError(
+            f"{out}: what is written is JSON Lines, plain or packed as .gz or .zst, and not {suffix}",
+            hint=f"name it {out.stem.partition('.')[0]}.jsonl or {out.stem.partition('.')[0]}.jsonl.zst",
+        )
+    with destination(out, force=force) as file:
+        first = next(found, None)
+        if first is None:
+            raise UsageError(f"{trace.name}: no session is left", hint=none_left)
+        with _packed(file, suffix) as packed:
+            for line in lines(counted(first), made or header_of(trace, changes)):
+                packed.write(line + b"\n")
     said = [f"{out}: {written:,} sessions, {turns:,} turns"]
     said += [f"{count:,} rows skipped: {reason}" for reason, count in trace.skipped.items()]
-    click.echo("; ".join(said), err=True)
+    click.echo(escaped("; ".join(said)), err=True)
 
 
 @contextlib.contextmanager
-def _destination(out: Path, *, force: bool) -> Iterator[IO[bytes]]:
-    """Where to write. A file gets its name when it is whole. Raises UsageError."""
-    from infersiege.errors import UsageError
-
-    if str(out) == "-":
-        yield sys.stdout.buffer
-        return
-    if out.exists() and not force:
-        raise UsageError(f"{out}: is there already", hint="--force writes over it")
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}.unfinished")
-    try:
-        with _packing(unfinished, out.suffix) as file:
-            yield file
-        unfinished.replace(out)
-    except OSError as error:
-        raise UsageError(
-            f"{out}: can't be written: {error.strerror or error}", hint="name a place with room, where you may write"
-        ) from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _packing(path: Path, suffix: str) -> Iterator[Any]:
+def _packed(file: IO[bytes], suffix: str) -> Iterator[Any]:
     import gzip
 
     import zstandard
 
-    with path.open("wb") as file:
-        if suffix == ".gz":
-            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
-                yield packed
-        elif suffix == ".zst":
-            with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed:
-                yield packed
-        else:
-            yield file
+    if suffix == ".gz":
+        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+            yield packed
+    elif suffix == ".zst":
+        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed:
+            yield packed
+    else:
+        yield file

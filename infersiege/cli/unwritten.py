@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import click
 
+from infersiege.cli.output import escaped
 from infersiege.errors import InfersiegeError
 
 
 def warn_of(unwritten: Sequence[InfersiegeError]) -> None:
     """One line per file on standard error, and each hint once."""
     for error in unwritten:
-        click.echo(f"warning: {error}", err=True)
+        click.echo(f"warning: {escaped(str(error))}", err=True)
     for hint in dict.fromkeys(error.hint for error in unwritten if error.hint is not None):
-        click.echo(f"hint: {hint}", err=True)
+        click.echo(f"hint: {escaped(hint)}", err=True)
