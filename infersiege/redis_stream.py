@@ -30,6 +30,7 @@ BATCH_BYTES = 4 << 20
 """Of sessions on one round trip: a session of an agent may have megabytes."""
 _BATCH = 500
 """Sessions of one, at most."""
+_FORM = "redis://USER:PASSWORD@HOST:6379/0; / # ? @ : as %2F %23 %3F %40 %3A"
 _UNFINISHED_S = 3_600
 _TIMEOUT_S = 10.0
 
@@ -143,17 +144,30 @@ def _send(batch: Pipeline, key: str) -> None:
 @contextmanager
 def _connected(url: str) -> Iterator[redis.Redis]:
     """A client of the server there. What it raises becomes a UsageError of one line, without password or session."""
+    _check_database(url)
     try:
         client = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
         with _told(url):
             client.ping()
     except (ValueError, TypeError):
         # Its text would repeat parts of the URL, which may be parts of a password.
-        raise UsageError(
-            f"{shown(url)}: is no Redis URL", hint="redis://USER:PASSWORD@HOST:6379/0; / # ? @ : as %2F %23 %3F %40 %3A"
-        ) from None
+        raise UsageError(f"{shown(url)}: is no Redis URL", hint=_FORM) from None
     with client, _told(url):
         yield client
+
+
+def _check_database(url: str) -> None:
+    """The client takes `/x` for database 0. Raises UsageError, without the path, which may be a password's rest."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return  # the client refuses it, too
+    if (
+        parts.scheme in ("redis", "rediss")
+        and "@" not in parts.path
+        and not re.fullmatch(r"(/[0-9]{0,9})?", parts.path)
+    ):
+        raise UsageError(f"{shown(url)}: is no Redis URL: what follows the / is no number of a database", hint=_FORM)
 
 
 @contextmanager
@@ -164,14 +178,21 @@ def _told(url: str) -> Iterator[None]:
         raise UsageError(
             f"{shown(url)}: Redis wants another user or password", hint="redis://user:password@host:port/0"
         ) from None
+    except redis.OutOfMemoryError:
+        raise UsageError(
+            f"{shown(url)}: Redis is full: its `maxmemory` is used up", hint="`redis-cli info memory` shows its room"
+        ) from None
     except (redis.ConnectionError, redis.TimeoutError) as error:
         raise UsageError(
             f"{shown(url)}: {_reason(error, url)}", hint="is Redis running there? --redis names it"
         ) from None
     except redis.RedisError as error:
-        raise UsageError(
-            f"{shown(url)}: Redis refused: {_reason(error, url)}", hint="`redis-cli info memory` shows its room"
-        ) from None
+        reason = _reason(error, url)
+        if "DB index" in reason:
+            raise UsageError(
+                f"{shown(url)}: Redis has no database of this number", hint="`redis-cli config get databases`: how many"
+            ) from None
+        raise UsageError(f"{shown(url)}: Redis refused: {reason}", hint="what may this user do there?") from None
 
 
 def _reason(error: redis.RedisError, url: str) -> str:
