@@ -17,6 +17,9 @@ from infersiege.report.trace_table import SPREADS, context_rows, distribution_ro
 from infersiege.traces.describe import Description, Lengths
 from infersiege.traces.measured import Measured
 
+_CLIPPED = ".plot { overflow: hidden; }"
+"""A chart that is not drawn again yet, in a window just made narrow or on paper, stays inside its card."""
+
 
 class Inspected(msgspec.Struct, frozen=True, kw_only=True):
     """A trace that was looked at."""
@@ -104,7 +107,7 @@ def _document(name: str, body: str, charts: list[Chart]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{text(name)} – infersiege trace</title><style>{STYLE}</style></head><body>{body}"
+        f"<title>{text(name)} – infersiege trace</title><style>{STYLE}{_CLIPPED}</style></head><body>{body}"
         "<footer>Made by <code>infersiege traces inspect</code>; no text of the trace is in this page.</footer>"
         "<noscript><p>The charts need JavaScript; every table and figure above is complete without it.</p></noscript>"
         f'<script type="application/json" id="figure-data">{data}</script>'

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from infersiege.report.fitting import fitted
 from infersiege.report.numbers import ABSENT, count, number, printable, share
 from infersiege.traces.describe import Delays, Description, Lengths
 
+_NOT_TOLD = " (not told)"
 SPREADS = ("n", "mean", "p50", "p90", "p99", "max")
 
 
@@ -19,7 +21,7 @@ def print_description(found: Description, console: Console) -> None:
     console.print(Text(f"{printable(found.name)} ({found.format})", style="bold"))
     for line in sentences(found):
         console.print(line, markup=False, soft_wrap=True)
-    _print(console, "Distributions", ("", *SPREADS), distribution_rows(found))
+    _print_distributions(found, console)
     headers: tuple[str, ...] = ("Context\nlimit", "Sessions\nwhole", "\ncut", "\ndropped", "Turns\ndropped")
     headers += ("Input\nmean", "Output\nmean", "Prefix\nshare")
     _print(console, "What a context limit leaves", headers, context_rows(found))
@@ -88,7 +90,7 @@ def distribution_rows(found: Description) -> list[list[str]]:
             figures = [number(getattr(spread, stat)) for stat in SPREADS[1:]]
             rows.append([name, count(spread.n), *figures])
         elif name in always:
-            rows.append([f"{name} (not told)", "0", *([ABSENT] * (len(SPREADS) - 1))])
+            rows.append([f"{name}{_NOT_TOLD}", "0", *([ABSENT] * (len(SPREADS) - 1))])
     return rows
 
 
@@ -106,7 +108,36 @@ def context_rows(found: Description) -> list[list[str]]:
     return rows
 
 
+_NARROW_NAMES = {
+    "input tokens": "Input\ntokens",
+    "output tokens": "Output\ntokens",
+    "turns per session": "Turns/\nsession",
+    "growth per turn, tokens": "Growth\ntokens",
+    "delay, s": "Delay\ns",
+    "  before tool results, s": "Before\ntool, s",
+    "  before a user, s": "Before\nuser, s",
+}
+
+
+def _print_distributions(found: Description, console: Console) -> None:
+    """A row per figure or, where that is too wide for one table, a column per figure: those need less room."""
+    rows = distribution_rows(found)
+    tables = _tables("Distributions", ("", *SPREADS), rows, console.width)
+    if len(tables) > 1:
+        names, *columns = zip(*rows, strict=True)
+        turned = [[stat, *cells] for stat, cells in zip(SPREADS, columns, strict=True)]
+        headers = ("", *(_NARROW_NAMES[name.removesuffix(_NOT_TOLD)] for name in names))
+        narrow = _tables("Distributions", headers, turned, console.width)
+        tables = narrow if len(narrow) < len(tables) else tables
+    for table in tables:
+        console.print(table)
+
+
+def _tables(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Table]:
+    return list(fitted(title, headers, [[Text(cell) for cell in row] for row in rows], width))
+
+
 def _print(console: Console, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
-        for table in fitted(title, headers, [[Text(cell) for cell in row] for row in rows], console.width):
+        for table in _tables(title, headers, rows, console.width):
             console.print(table)
