@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -133,6 +134,18 @@ def test_tables_fit_the_terminal(width: int) -> None:
     assert "…" not in "".join(tables[3:]) or width < 60
 
 
+def test_distributions_are_one_table_at_60_columns() -> None:
+    """With thousands of turns of a hundred thousand tokens; the same figures as in the wide one."""
+    found = {width: inspect("builtin:agent", "--sessions", "60", width=width).stdout for width in (60, 100)}
+    tables = {width: text.partition("Distributions")[2].partition("What a")[0] for width, text in found.items()}
+    assert [tables[width].count("─ ") for width in (60, 100)] == [1, 1]
+    lines = {width: [line.split() for line in tables[width].splitlines() if line.strip()] for width in (60, 100)}
+    narrow = {stat: cells for stat, *cells in lines[60] if stat in ("n", "mean", "p50", "p90", "p99", "max")}
+    wide = [line[-6:] for line in lines[100] if re.fullmatch(r"[\d.,]+", line[-1])]
+    assert len(wide) == 7
+    assert [list(column) for column in zip(*narrow.values(), strict=True)] == wide
+
+
 def test_context_limits_and_what_they_leave(tmp_path: Path) -> None:
     path = mooncake(tmp_path / "m.jsonl", (0, 1024, [1, 2]), (9, 1536, [1, 3, 4]), (20, 100, [1]))
     found = figures(path, "--context-limit", "1k", "--context-limit", "1029", "--context-limit", "8K")
@@ -194,6 +207,10 @@ ERRORS = [
     (["p.toml", "--option", "a=1", "--seed", "2"], "error: --option, --seed: not with a plan", "all at once"),
     (["p.toml"], "error: p.toml: ", "a plan that is not there"),
     (["builtin:agent", "--sessions", "1", "--html", "no/where/x.html"], "error: no/where/x.html: can't be written", ""),
+    (["builtin:agent", "--html", "-"], "error: --html -: the figures go to standard output", "two things at one place"),
+    (["builtin:agent", "--html", "."], "error: no file is named to write to", "a folder"),
+    ([""], "error: no trace is named", "an empty variable of a script read the current folder"),
+    (["p.toml", "--html", "x.html", "--force"], "error: --html, --force: not with a plan", "nor is its --force"),
 ]
 
 
@@ -325,6 +342,35 @@ def test_the_page_fetches_nothing_and_has_the_reports_policy(tmp_path: Path) -> 
     assert (seen.fetched, seen.policy) == ([], POLICY)
 
 
+def test_the_page_is_written_whole_and_over_another_only_with_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("mine", encoding="utf-8")
+    assert "is there already\nhint: --force" in refused(capsys, tmp_path / "no.jsonl", "--html", page), (
+        "before the work"
+    )
+    assert page.read_text(encoding="utf-8") == "mine"
+    assert inspect("builtin:agent", "--sessions", "2", "--html", page, "--force").exit_code == 0
+    assert page.stat().st_size > 1_000_000
+    full = Path("/dev/full")
+    if full.is_char_device():
+        said = refused(capsys, "builtin:agent", "--sessions", "2", "--html", full)
+        assert "No space left on device\nhint: free some space" in said and full.is_char_device()
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_the_page_goes_into_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = tmp_path / "read"
+    with read.open("wb") as file, subprocess.Popen(["cat", str(pipe)], stdout=file) as reader:
+        assert inspect("builtin:agent", "--sessions", "2", "--html", pipe).exit_code == 0
+        assert reader.wait(20) == 0
+    assert read.read_bytes().endswith(b"</html>\n")
+    assert pipe.is_fifo()
+
+
 def test_names_are_text_on_the_page(tmp_path: Path) -> None:
     path = tmp_path / "<b>a&b.jsonl"
     shutil.copy(EXAMPLES / "mooncake.jsonl", path)
@@ -388,3 +434,23 @@ def test_a_browser_draws_the_charts(tmp_path: Path) -> None:
     command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
     done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.count('class="main-svg"') >= 8
+
+
+@pytest.mark.slow
+def test_charts_stay_in_their_cards_in_a_narrow_window(tmp_path: Path) -> None:
+    """500 px: the narrowest that this browser opens without a screen."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium: the page's script was not run")
+    page = tmp_path / "page.html"
+    assert inspect("builtin:agent", "--sessions", "30", "--html", page).exit_code == 0
+    probe = """<script>document.title = JSON.stringify([innerWidth, ...[...document.querySelectorAll(".plot .main-svg")]
+      .map(drawn => drawn.getBoundingClientRect().right - drawn.closest("figure").getBoundingClientRect().right)])
+      </script></body></html>"""
+    text = page.read_text(encoding="utf-8").replace("</body></html>", probe)
+    page.write_text(text, encoding="utf-8")
+    command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+    command += ["--window-size=500,900", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    width, *over = json.loads(re.findall(r"<title>(.*?)</title>", done.stdout)[0])
+    assert width <= 520 and len(over) >= 8 and max(over) <= 0

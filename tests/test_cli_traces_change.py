@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import redis_server
 import zstandard
 
+from infersiege.cli import main
 from infersiege.traces import open_trace
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
@@ -167,18 +171,168 @@ def test_faults_are_one_line_with_a_hint(tmp_path, monkeypatch, arguments, line,
     assert [path.name for path in tmp_path.iterdir()] == ["there.jsonl"], "nothing half-written is left"
 
 
-def test_ctrl_c_leaves_nothing_half_written(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGINT, 130, ["interrupted"]), (signal.SIGTERM, 143, []), (signal.SIGHUP, 129, [])],
+)
+def test_a_signal_leaves_nothing_half_written(tmp_path, number, code, words):
     out = tmp_path / "out.jsonl"
     arguments = ["convert", "builtin:agent", "--sessions", "1000000", "-o", str(out)]
     with subprocess.Popen([*INFERSIEGE, *arguments], stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 30
         while not any(path.stat().st_size for path in tmp_path.iterdir()) and time.monotonic() < until:
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert said.split() == ["interrupted"]
+    assert process.returncode == code
+    assert said.split() == words
     assert not list(tmp_path.iterdir())
+
+
+def test_of_two_converts_to_one_new_file_one_is_told(tmp_path):
+    out = tmp_path / "out.jsonl"
+    arguments = ["convert", "builtin:short-qa", "--sessions", "3000", "-o", str(out)]
+    both = [subprocess.Popen([*INFERSIEGE, *arguments], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=60)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2]
+    assert sum("is there already" in text for text in said) == 1
+    assert len(rows(out)) == 3001
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+ODD = [
+    ("convert {mooncake} -o .", "no file is named to write to", "--force has made a crash of it"),
+    ("convert {mooncake} -o . --force", "no file is named to write to", "and still"),
+    ("convert {mooncake} -o out.parquet", "JSON Lines, plain or packed as .gz or .zst, and not .parquet", "a name"),
+    ("convert {mooncake} -o OUT.BZ2", "and not .bz2", "the same in capitals"),
+    ("convert plan.toml -o out", "plan.toml: is a plan, no trace", "only inspect takes plans"),
+    ("convert '' -o out", "no trace is named", "an empty variable of a script"),
+    ("convert nothing.jsonl -o out", "nothing.jsonl: no such trace file", "a slip"),
+    ("convert loop -o out", "loop: is a link that leads nowhere", "to itself"),
+    ("convert dangling -o out", "dangling: is a link that leads nowhere", "to what is gone"),
+    ("convert loop/x -o out", "loop/x: cannot be read", "behind a loop"),
+    ("sample {timed} --from 20m --to 10m -o out", "--from 20m is not before --to 10m", "the wrong way round"),
+    ("sample {timed} --to 0s -o out", "--from 0s is not before --to 0s", "nothing is before the start"),
+    ("sample {timed} --share nan -o out", "invalid value for '--share': nan is no number", "no share"),
+    ("scale {timed} --thin nan -o out", "invalid value for '--thin': nan is no number", "no share"),
+    ("scale {timed} --stretch nan -o out", "invalid value for '--stretch': nan is no number", "no factor"),
+    ("scale {chat} --stretch 2 -o out", "has no times, so --stretch", "it would do nothing"),
+    ("scale {chat} --multiply 2 --spread 1s -o out", "has no times, so --spread", "it would do nothing"),
+    ("scale {timed} --thin 0.5 --delays -o out", "--delays: changes nothing without --stretch", "nor would this"),
+    ("scale {timed} --thin 0.5 --spread 1s -o out", "--spread: changes nothing without --multiply", "nor would this"),
+    ("load {mooncake} --redis redis://h --name ''", "--name '': can't be a trace's name", "an empty variable"),
+    (
+        "load {mooncake} --redis redis://h --name 'x\ny\x1b[31m'",
+        r"--name 'x\ny\x1b[31m': can't be",
+        "a terminal's words",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "message", "why"), ODD, ids=[row[0].replace("\x1b", "ESC") for row in ODD])
+def test_what_can_not_be_meant_is_one_line_with_a_hint(tmp_path, monkeypatch, capsys, line, message, why):
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("dangling").symlink_to("gone")
+    Path("plan.toml").write_text("[run]\n", encoding="utf-8")
+    names = {"mooncake": "mooncake.jsonl", "chat": "openai-messages.jsonl", "timed": "azure.csv"}
+    files = {key: EXAMPLES / name for key, name in names.items()}
+    with pytest.raises(SystemExit) as caught:
+        main(["traces", *(word.format(**files) for word in shlex.split(line))])
+    out, said = capsys.readouterr()
+    assert (caught.value.code, out) == (2, ""), said
+    first, *hints = said.splitlines()
+    assert first.startswith("error: ") and message in first, why
+    assert len(hints) == 1 and hints[0].startswith("hint: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "loop", "plan.toml"]
+
+
+def test_delays_are_stretched_where_there_are_no_arrivals(tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert command("scale", EXAMPLES / "weka.json", "--stretch", 2, "--delays", "-o", out).returncode == 0
+    before = open_trace(str(EXAMPLES / "weka.json")).session(0)
+    after = open_trace(str(out)).session(0)
+    assert [turn.delay_ns for turn in after.turns] == [2 * turn.delay_ns for turn in before.turns]
+    assert any(turn.delay_ns for turn in after.turns)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_standard_output_gets_nothing_where_nothing_is_left(tmp_path, suffix):
+    done = command("sample", EXAMPLES / "mooncake.jsonl", "--from", "900h", "-o", "-")
+    assert (done.returncode, done.stdout) == (2, "")
+    out = tmp_path / f"pipe{suffix}"
+    os.mkfifo(out)
+    with subprocess.Popen(["cat", str(out)], stdout=subprocess.PIPE) as reader:
+        done = command("sample", EXAMPLES / "mooncake.jsonl", "--from", "900h", "-o", out)
+        assert (done.returncode, reader.communicate(timeout=20)[0]) == (2, b"")
+    assert out.is_fifo()
+
+
+def test_a_pipe_is_written_into_also_with_force(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for more in ([], ["--force"]):
+        with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+            done = command("convert", EXAMPLES / "infersiege.jsonl", "-o", pipe, *more)
+            assert done.returncode == 0, done.stderr
+            assert len(reader.communicate(timeout=20)[0].splitlines()) == 4
+        assert pipe.is_fifo()
+
+
+def test_names_and_keys_move_no_terminal(tmp_path, capsys):
+    """Names of files, keys in a row, and what click repeats of a command line."""
+    path = tmp_path / "a\x1b[31m\nhint: b.jsonl"
+    path.write_text(json.dumps({"me\x1b]0;x\x07\nss\x9bages": []}), encoding="utf-8")
+    good = tmp_path / "c\x1b[2J\n.jsonl"
+    shutil.copy(EXAMPLES / "mooncake.jsonl", good)
+    for arguments, code in (
+        (["convert", str(path), "-o", str(tmp_path / "out")], 2),
+        (["convert", str(good), "-o", str(tmp_path / "o\x1b[31m\r.jsonl")], 0),
+        (["inspect", str(good), "--html", str(tmp_path / "p\x1b[31m.html")], 0),
+        (["sample", str(good), "--count", "1\x1b[31m", "-o", "-"], 2),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(["traces", *arguments])
+        out, said = capsys.readouterr()
+        assert caught.value.code == code, said
+        assert (out + said).replace("\n", "").isprintable(), arguments
+        assert all(line.partition(": ")[0] in ("error", "hint", "warning") for line in said.splitlines() if code)
+        assert said.count("hint: ") <= 2, "one of ours, and one in a name"
+
+
+REDIS_ADDRESSES = [
+    ("/x", "is no Redis URL: what follows the / is no number of a database", "it was read as 0"),
+    ("/0/1", "is no Redis URL: what follows the / is no number of a database", "two of them"),
+    ("/-1", "is no Redis URL: what follows the / is no number of a database", "less than none"),
+    ("/99", "Redis has no database of this number", "it has 16"),
+]
+
+
+@pytest.mark.parametrize(("path", "message", "why"), REDIS_ADDRESSES)
+def test_the_database_in_a_redis_address_is_checked(tmp_path, free_port, needs, capsys, path, message, why):
+    needs(None if shutil.which("redis-server") else f"no Redis: {redis_server.INSTALL}")
+    with redis_server.redis_server(tmp_path, free_port()) as url:
+        with pytest.raises(SystemExit) as caught:
+            main(["traces", "load", str(EXAMPLES / "weka.json"), "--redis", url.removesuffix("/0") + path])
+        said = capsys.readouterr().err
+        assert (caught.value.code, message in said) == (2, True), f"{why}: {said}"
+        assert "memory" not in said
+        with redis.Redis.from_url(url) as client:
+            assert client.keys("*") == []
+
+
+def test_a_full_redis_is_told_without_a_word_of_the_session(tmp_path, free_port, needs, capsys):
+    needs(None if shutil.which("redis-server") else f"no Redis: {redis_server.INSTALL}")
+    source = tmp_path / "in.jsonl"
+    row = json.dumps({"messages": [{"role": "user", "content": "jane@corp.example " * 60_000}]})
+    source.write_text(f"{row}\n" * 5, encoding="utf-8")
+    with redis_server.redis_server(tmp_path, free_port(), "--maxmemory", "3mb") as url:
+        with pytest.raises(SystemExit) as caught:
+            main(["traces", "load", str(source), "--redis", url])
+        said = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert said.splitlines()[0] == f"error: {url}: Redis is full: its `maxmemory` is used up"
+    assert "jane" not in said and "XADD" not in said and len(said) < 400
 
 
 def test_load_and_load_again(tmp_path, free_port, needs):
