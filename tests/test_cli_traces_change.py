@@ -300,6 +300,26 @@ def test_names_and_keys_move_no_terminal(tmp_path, capsys):
         assert said.count("hint: ") <= 2, "one of ours, and one in a name"
 
 
+def test_a_name_that_is_no_text_is_read_and_named(tmp_path, capsys):
+    path = tmp_path / os.fsdecode(b"\xff.jsonl")
+    shutil.copy(EXAMPLES / "mooncake.jsonl", path)
+    out = tmp_path / "out.jsonl"
+    for arguments in (["convert", str(path), "-o", str(out)], ["inspect", str(path), "--json"]):
+        with pytest.raises(SystemExit) as caught:
+            main(["traces", *arguments])
+        assert caught.value.code == 0
+    assert rows(out)[0]["made_from"] == "\\udcff.jsonl (mooncake)"
+    assert json.loads(capsys.readouterr().out)["name"].endswith("\\udcff.jsonl")
+
+
+def test_dev_stdout_is_standard_output_also_where_that_is_a_file(tmp_path):
+    out = tmp_path / "out.jsonl"
+    with out.open("wb") as file:
+        arguments = [*INFERSIEGE, "convert", str(EXAMPLES / "infersiege.jsonl"), "-o", "/dev/stdout"]
+        assert subprocess.run(arguments, stdout=file, timeout=60, check=False).returncode == 0
+    assert len(rows(out)) == 4
+
+
 REDIS_ADDRESSES = [
     ("/x", "is no Redis URL: what follows the / is no number of a database", "it was read as 0"),
     ("/0/1", "is no Redis URL: what follows the / is no number of a database", "two of them"),

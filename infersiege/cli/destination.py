@@ -23,7 +23,7 @@ import click
 from infersiege.cli.output import escaped
 from infersiege.errors import UsageError
 
-STANDARD_OUTPUT = "-"
+_STANDARD_OUTPUT = ("-", "/dev/stdout")
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
@@ -42,6 +42,11 @@ _HINTS = {
 _HINT = "name a place where you may write"
 
 
+def is_standard_output(out: Path) -> bool:
+    """`/dev/stdout` may lead to a file that the shell has just made."""
+    return str(out) in _STANDARD_OUTPUT
+
+
 @contextlib.contextmanager
 def destination(out: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """The file to write into; `-` is standard output.
@@ -50,7 +55,7 @@ def destination(out: Path, *, force: bool) -> Iterator[IO[bytes]]:
     before is as it was, and nothing else is left. Raises UsageError: as `check_destination`, also for a file that came
     while this one was written (unless `force`), and for whatever the system refuses (no room, no right).
     """
-    if str(out) == STANDARD_OUTPUT:
+    if is_standard_output(out):
         yield sys.stdout.buffer
         return
     try:
@@ -67,7 +72,7 @@ def destination(out: Path, *, force: bool) -> Iterator[IO[bytes]]:
 def check_destination(out: Path, *, force: bool) -> None:
     """Tell before the work what would be told after it. Raises UsageError: a file that is there (unless `force`), a
     folder, a disk, a folder that is not there, a name that no file can have."""
-    if str(out) == STANDARD_OUTPUT:
+    if is_standard_output(out):
         return
     try:
         _check(out, force=force)

@@ -78,6 +78,11 @@ def escaped(text: str) -> str:
     )
 
 
+def unicode_of(name: str) -> str:
+    """A name of a file with what is no UTF-8 in it written as `\\udcff`, for JSON and pages."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def _stream(outlet: Outlet, like: TextIO) -> io.TextIOWrapper:
     like.flush()
     errors = like.errors or "strict"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from infersiege.cli import Commands, LazyGroup
-from infersiege.cli.destination import STANDARD_OUTPUT, check_destination, destination
-from infersiege.cli.output import escaped
+from infersiege.cli.destination import check_destination, destination, is_standard_output
+from infersiege.cli.output import escaped, unicode_of
 from infersiege.cli.trace_opening import Asked, duration_ns, takes_trace
 from infersiege.errors import UsageError
 
@@ -75,8 +75,8 @@ def inspect(
         _inspect_plan(Path(file), _given(context), sessions, limit_tokens, as_json)
         return
     if html is not None:
-        if str(html) == STANDARD_OUTPUT:
-            raise UsageError("--html -: the figures go to standard output", hint="name a file for the page")
+        if is_standard_output(html):
+            raise UsageError(f"--html {html}: the figures go to standard output", hint="name a file for the page")
         check_destination(html, force=force)
     found = _inspected(asked.open(file), sessions, limit_tokens, cap_ns)
     if html is not None:
@@ -90,6 +90,8 @@ def inspect(
 
 
 def _inspected(trace: Trace, sessions: int | None, limits: tuple[int, ...], cap_ns: int) -> Inspected:
+    import msgspec
+
     from infersiege.report.trace_page import Inspected
     from infersiege.traces.describe import CONTEXT_LIMITS, SAMPLE_SESSIONS, describe_measured
     from infersiege.traces.measured import measure
@@ -98,6 +100,7 @@ def _inspected(trace: Trace, sessions: int | None, limits: tuple[int, ...], cap_
     description = describe_measured(
         trace, measured, context_limits=limits or CONTEXT_LIMITS, delay_cap_ns=cap_ns, wanted=sessions
     )
+    description = msgspec.structs.replace(description, name=unicode_of(description.name))
     return Inspected(description=description, measured=measured)
 
 
@@ -160,7 +163,7 @@ def _json(value: object) -> str:
 def _write(path: Path, found: Inspected, *, force: bool) -> None:
     from infersiege.report.trace_page import render
 
-    page = render(found).encode("utf-8", "backslashreplace")  # names of files may be no text
+    page = render(found).encode()
     with destination(path, force=force) as file:
         file.write(page)
 

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from infersiege.cli.destination import check_destination, destination
-from infersiege.cli.output import escaped
+from infersiege.cli.output import escaped, unicode_of
 from infersiege.cli.trace_opening import Asked, Finite, duration_ns, takes_trace
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def load(file: str, asked: Asked, url: str, name: str | None, sessions: int | No
         )
     trace = asked.open(file)
     loaded = redis_stream.load(
-        url, title, every_session(trace, sessions or _ENDLESS), header_of(trace, ()), replace=replace
+        url, title, every_session(trace, sessions or _ENDLESS), _named(header_of(trace, ())), replace=replace
     )
     click.echo(f"{loaded.key}: {loaded.sessions:,} sessions, {loaded.turns:,} turns, {loaded.bytes / 1e6:.1f} MB")
 
@@ -237,6 +237,13 @@ def _opened(asked: Asked, file: str, out: Path, *, force: bool) -> Trace:
     """The trace, if there is a place for what will be made of it. Raises UsageError."""
     check_destination(out, force=force)
     return asked.open(file)
+
+
+def _named(header: Header) -> Header:
+    import msgspec
+
+    made_from = None if header.made_from is None else unicode_of(header.made_from)
+    return msgspec.structs.replace(header, made_from=made_from)
 
 
 def _sample_hint(trace: Trace, *, timed: bool) -> str:
@@ -289,7 +296,7 @@ def _write(
         if first is None:
             raise UsageError(f"{trace.name}: no session is left", hint=none_left)
         with _packed(file, suffix) as packed:
-            for line in lines(counted(first), made or header_of(trace, changes)):
+            for line in lines(counted(first), _named(made or header_of(trace, changes))):
                 packed.write(line + b"\n")
     said = [f"{out}: {written:,} sessions, {turns:,} turns"]
     said += [f"{count:,} rows skipped: {reason}" for reason, count in trace.skipped.items()]
