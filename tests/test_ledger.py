@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from swarm_rows import LABELS, RUN_ID, STEADY, keys, lines, record, session
 
-from infersiege.records import Outcome, Phase, Reason, TurnRecord
+from infersiege.records import Outcome, Phase, Plays, Reason, TurnRecord
 from infersiege.swarm.ledger import Ledger, OpenSession, Place, request_id_of, workload_key
 from infersiege.swarm.spool import Spool, leftover_segments, read_journal
 
@@ -106,7 +106,8 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.open_sessions == len({s.session_id for s in self.taken if s.next_turn < s.end})
         still_open = sum(s.end - s.next_turn for s in ledger.open.values())
         assert ledger.planned_turns == ledger.closed_turns + still_open
-        assert sum(ledger.sessions_taken.values()) == self.sessions
+        assert sum(plays.taken for plays in ledger.plays.values()) == self.sessions
+        assert sum(plays.sent for plays in ledger.plays.values()) == len({session_id for session_id, _ in self.sent})
 
     def teardown(self) -> None:
         self.skip_all()
@@ -170,7 +171,7 @@ def test_a_turn_belongs_to_the_phase_in_which_it_was_due(ledger: Ledger) -> None
 def test_the_same_scenario_on_two_channels_is_counted_apart(ledger: Ledger) -> None:
     ledger.take(session("a"))
     ledger.take(session("b"))
-    assert ledger.sessions_taken == {workload_key("talk", LABELS.name): 2}
+    assert ledger.plays == {workload_key("talk", LABELS.name): Plays(taken=2)}
     assert workload_key("talk", "x") != workload_key("talk", "y")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swarm_rows import LABELS, RUN_ID, STEADY, Key, lines, open_turn, record, run_in
 
 from infersiege.errors import RunInvalidError
-from infersiege.records import Hello, OpenTurn, Outcome, Reason, Report, TraceChanges, TurnRecord
+from infersiege.records import Hello, OpenTurn, Outcome, Plays, Reason, Report, TraceChanges, TurnRecord
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import Ledger, OpenSession, workload_key
@@ -77,6 +77,7 @@ class Life:
             planned_turns=self.ledger.planned_turns,
             closed_turns=self.ledger.closed_turns,
             changes=self.ledger.changes,
+            plays=self.ledger.plays,
         )
 
     def die(self, orphans: list[OpenTurn] | None = None) -> Loss:
@@ -142,7 +143,7 @@ def test_with_its_spool_nothing_is_missing(life: Life) -> None:
         Reason.WORKER_LOST
     }
     assert rows["middle", 1].model_asked == LABELS.model and rows["middle", 1].worker == "w"
-    assert loss == Loss(recovered_rows=1, lost=1, skipped=4, sessions={TALK: 3}, planned_turns=8)
+    assert loss == Loss(recovered_rows=1, lost=1, skipped=4, plays={TALK: Plays(taken=3, sent=2)}, planned_turns=8)
     assert fresh.turns == 2
     assert not life.spool.directory.exists()
 
@@ -179,7 +180,7 @@ def test_orphans_that_it_took_are_left_out_and_the_others_are_skipped(life: Life
         **{(name, turn): Outcome.SKIPPED for name in ("x", "y") for turn in (0, 1)},
     }
     assert loss.planned_turns == 7
-    assert loss.sessions == {TALK: 2}, "an arrival that nobody took is no session"
+    assert loss.plays == {TALK: Plays(taken=2, sent=2)}, "an arrival that nobody took is no session"
 
 
 def test_without_its_spool_the_last_report_tells(remote: Life) -> None:
@@ -259,7 +260,7 @@ def test_branches_of_a_killed_worker_are_lost_where_they_were_sent(life: Life) -
         *(Outcome.SKIPPED, Outcome.SKIPPED),
     ]
     assert [life.rows()["s", turn].parent_turn for turn in (1, 2, 4, 5, 6)] == [0, 1, 3, 0, 5]
-    assert loss.sessions == {TALK: 1}, "a session with branches is one"
+    assert loss.plays == {TALK: Plays(taken=1, sent=1)}, "a session with branches is one"
     assert second.next_turn == 5
 
 
@@ -325,6 +326,6 @@ def test_conservation_whatever_it_was_doing(
 def test_one_line_for_the_event_log() -> None:
     hello = Hello(worker="w7", host="h", pid=1, boot_id="b", versions={}, spool_dir="")
     worker = WorkerState("node", hello, 0, last_seen_ns=0)
-    said = describe(worker, Loss(recovered_rows=3, lost=2, skipped=1, sessions={}, planned_turns=9))
+    said = describe(worker, Loss(recovered_rows=3, lost=2, skipped=1, plays={}, planned_turns=9))
     assert "w7" in said and "3 records" in said and "2 turns lost" in said and "1 turns" in said
     assert "can't" in describe(worker, RunInvalidError("turns.jsonl can't be read"))

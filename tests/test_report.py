@@ -32,14 +32,25 @@ from infersiege.cli.report import report
 from infersiege.errors import RunDirectoryError
 from infersiege.metrics.histogram import Histogram
 from infersiege.plan.schema import Slo
-from infersiege.records import Counts, ErrorClass, EventRow, GroupSummary, Outcome, Phase, Summary, TurnRecord, Verdict
+from infersiege.records import (
+    Counts,
+    ErrorClass,
+    EventRow,
+    GroupSummary,
+    Outcome,
+    Phase,
+    Summary,
+    TraceAccount,
+    TurnRecord,
+    Verdict,
+)
 from infersiege.report import Rebuilt, finish, judged, read, rebuild
 from infersiege.report.charts import Bins
 from infersiege.report.collect import SLOWEST, collect
 from infersiege.report.html import EVENT_WORDS, render
 from infersiege.report.numbers import ABSENT, figure, number, printable, share, span
 from infersiege.report.shapes import bars, ecdf, edges_of, ticks_between
-from infersiege.report.tables import conservation, error_examples, print_summary, to_text
+from infersiege.report.tables import conservation, error_examples, print_summary, to_text, trace_lines
 from infersiege.rundir import REPORT, SUMMARY, TURNS, WINDOWS, RunDirectory
 
 DATA = Path(__file__).parent / "data"
@@ -240,7 +251,43 @@ def test_sp_07_n_beside_each_percentile_and_no_p99_of_twenty(tmp_path: Path, sam
 def test_tr_06_rows_in_are_accounted_for(found: Rebuilt) -> None:
     text = to_text(found.summary, width=200)
     for trace in found.summary.traces:
-        assert f"trace: {trace.scenario}: builtin:{trace.scenario} (endless) = started {trace.sessions_started}" in text
+        name, sent = trace.scenario, trace.sessions_started
+        assert f"trace: {name}: builtin:{name}: endless: {sent} sessions sent" in text
+
+
+ACCOUNTS = [
+    (
+        {"rows": 73, "rows_in_sessions": 70, "skipped": {"no_output": 1, "span_seen_before": 2}, "sessions": 11,
+         "sessions_taken": 4, "sessions_started": 4, "not_started": 7, "repeat_factor": 4 / 11},
+        "73 rows = 70 in sessions + 1 skipped (no_output) + 2 skipped (span_seen_before) · 11 sessions = 4 sent + 7 "
+        "not sent",
+        "rows and sessions apart",
+    ),
+    (
+        {"rows": 3, "rows_in_sessions": 3, "sessions": 3, "sessions_taken": 22, "sessions_started": 22,
+         "sessions_repeated": 19, "not_started": 0, "repeat_factor": 22 / 3},
+        "3 rows = 3 in sessions · 3 sessions = 3 sent + 0 not sent · 19 times sent again: each 7.33 times on average, "
+        "also a cache test",
+        "a trace that wraps",
+    ),
+    (
+        {"rows": 40, "rows_in_sessions": 40, "sessions": 40, "sessions_taken": 40, "sessions_started": 0,
+         "not_started": 40, "repeat_factor": 0.0},
+        "40 rows = 40 in sessions · 40 sessions = 0 sent + 40 not sent · no turn was sent of 40 that were begun",
+        "every turn was too long",
+    ),
+    ({"rows": None, "sessions": None, "sessions_taken": 7, "sessions_started": 5, "not_started": None,
+      "repeat_factor": None}, "endless: 5 sessions sent · no turn was sent of 2 that were begun", "a generator"),
+    ({"rows": 9, "sessions": 9, "sessions_started": 9, "not_started": 0, "repeat_factor": 1.0},
+     "9 rows = 9 in sessions · 9 sessions = 9 sent + 0 not sent", "a run of before this was told apart"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("facts", "said", "why"), ACCOUNTS, ids=[why for *_, why in ACCOUNTS])
+def test_tr_06_rows_and_sessions_add_up(found: Rebuilt, facts: dict[str, Any], said: str, why: str) -> None:
+    account = TraceAccount(**{"scenario": "s", "trace": "t", "format": "f", "sha256": None, "skipped": {}, **facts})
+    (line,) = trace_lines(msgspec.structs.replace(found.summary, traces=(account,)))
+    assert line == f"s: t: {said}"
 
 
 def test_conservation_line_says_when_it_does_not_hold() -> None:

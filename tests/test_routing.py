@@ -38,7 +38,7 @@ from infersiege.metrics.summary import summarise
 from infersiege.plan.hybrid_schema import Hybrid, Part
 from infersiege.plan.load import load_plan, plan_from_json, plan_json
 from infersiege.plan.schema import Channel, Load, Plan, Run, Stop, Workload
-from infersiege.records import ErrorClass, Hello, Outcome, TurnRecord
+from infersiege.records import ErrorClass, Hello, Outcome, Plays, TurnRecord
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import ChannelLabels, Ledger, workload_key
@@ -645,14 +645,14 @@ def test_a_dead_workers_turns_are_of_the_channel_that_had_them(tmp_path: Path) -
     opened = session("s", 3)
     opened.channel, opened.routed_by = labels["local"], "both"
     ledger.take(opened)
-    assert ledger.sessions_taken == {workload_key("talk", "both"): 1}
+    assert ledger.plays == {workload_key("talk", "both"): Plays(taken=1)}
     opened.channel = labels["cloud"]
     ledger.start(opened, "id", 1)
     spool.close(remove=False)
     hello = Hello(worker="w", host="h", pid=1, boot_id=boot_id(), versions={}, spool_dir=str(spool.directory))
     state = WorkerState("node", hello, 0, last_seen_ns=0, lost_at_ns=1)
     loss = LossAccount(Intake(run), run_id=RUN_ID, channels=labels).settle(state, [])
-    assert loss.sessions == {workload_key("talk", "both"): 1}
+    assert loss.plays == {workload_key("talk", "both"): Plays(taken=1, sent=1)}
     rows = [(row.turn, row.outcome, row.channel, row.routed_by) for row in run.read_turns()]
     assert rows == [
         (0, Outcome.LOST, "cloud", "both"),

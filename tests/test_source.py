@@ -16,6 +16,7 @@ from infersiege.errors import UsageError
 from infersiege.plan.load import plan_from_json, plan_json
 from infersiege.plan.load_schema import Load, Sine, Stage
 from infersiege.plan.schema import Channel, Plan, Run, Stop, Workload
+from infersiege.records import Plays
 from infersiege.schedule import Ticket
 from infersiege.swarm.ledger import request_id_of, workload_key
 from infersiege.swarm.source import SessionSource
@@ -220,18 +221,19 @@ def test_rows_are_started_skipped_or_left(tmp_path: Path) -> None:
         Workload(scenario="short-qa", trace="builtin:short-qa", channel="cloud"),
     ]
     source = SessionSource(plan(*workloads, channels=("local", "cloud")), place=0, members=1)
-    started = {
-        workload_key("talk", "local"): 4,
-        workload_key("talk", "cloud"): 9,
-        workload_key("short-qa", "cloud"): 3,
+    plays = {
+        workload_key("talk", "local"): Plays(taken=5, sent=4),
+        workload_key("talk", "cloud"): Plays(taken=9, sent=9, repeats=3),
+        workload_key("short-qa", "cloud"): Plays(taken=3, sent=3),
     }
-    local, cloud, endless = source.accounts(started)
+    local, cloud, endless = source.accounts(plays)
     for account in (local, cloud):
-        assert account.rows == account.sessions == 6 and account.sha256
-    assert (local.sessions_started, local.not_started, local.repeat_factor) == (4, 2, pytest.approx(4 / 6))
-    assert (cloud.sessions_started, cloud.not_started, cloud.repeat_factor) == (9, 0, 1.5)
+        assert account.rows == account.rows_in_sessions == account.sessions == 6 and account.sha256
+    assert (local.sessions_taken, local.sessions_started, local.not_started) == (5, 4, 2)
+    assert local.repeat_factor == pytest.approx(4 / 6)
+    assert (cloud.sessions_started, cloud.sessions_repeated, cloud.not_started, cloud.repeat_factor) == (9, 3, 0, 1.5)
     assert (endless.sessions, endless.sessions_started, endless.not_started) == (None, 3, None)
-    assert endless.repeat_factor is None
+    assert (endless.rows, endless.rows_in_sessions, endless.repeat_factor) == (None, None, None)
     assert source.accounts({})[0].not_started == 6
 
 

@@ -607,6 +607,48 @@ def test_a_steady_phase_in_which_all_was_too_long_says_so() -> None:
     assert not any("no turn was due" in text for text in summary.invalid)
 
 
+def talks(count: int, too_long: int) -> list[TurnRecord]:
+    """Sessions of one turn each, over all of the steady window; the last ones were over the context limit."""
+    return [
+        make.skipped(Reason.TOO_LONG, due_ms=number, session_id=f"s{number}")
+        if number >= count - too_long
+        else make.streamed(number, [number + 5, number + 6], session_id=f"s{number}")
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("mode", ["closed", "open"])
+@pytest.mark.parametrize(
+    ("count", "too_long", "said"),
+    [
+        (40, 40, "each of the 40 turns was over the context limit of 4,096 tokens"),
+        (40, 30, "30 of 40 turns were over the context limit of 4,096 tokens"),
+        (40, 2, None),
+    ],
+)
+def test_load_that_was_too_long_is_not_told_to_warm_up(mode: str, count: int, too_long: int, said: str | None) -> None:
+    account = TraceAccount(
+        scenario="talk",
+        trace="t",
+        format="f",
+        sha256=None,
+        rows=40,
+        skipped={},
+        sessions=40,
+        sessions_started=count - too_long,
+        not_started=too_long,
+        repeat_factor=0.0,
+        context_limit=4096,
+    )
+    asked = {"users": 8} if mode == "closed" else {"rate": 1.0, "arrivals": count}
+    load = AskedLoad(stage=make.STEADY.stage, mode=mode, scenarios=(), **asked)  # type: ignore[arg-type]
+    summary = summarise(talks(count, too_long), make.facts(loads=(load,), traces=(account,)))
+    reasons = [reason for reason in summary.invalid if reason.startswith("load not delivered")]
+    assert len(reasons) == 1 or (mode, said) == ("open", None), summary.invalid
+    assert any(said in reason and "clip" in reason for reason in reasons) if said else "too_long" not in str(reasons)
+    assert not said or not any("warm-up" in reason or "add workers" in reason for reason in reasons)
+
+
 @pytest.mark.parametrize(
     ("steady", "records", "said"),
     [

@@ -49,7 +49,7 @@ def invalid_reasons(collector: Collector, counts: Counts, loads: Sequence[Delive
     reasons += _workers(collector, counts)
     reasons += _faults_of_ours(collector)
     reasons += _windows(collector)
-    reasons += [reason for one in loads if (reason := _undelivered(one)) is not None]
+    reasons += [reason for one in loads if (reason := _undelivered(collector, one)) is not None]
     reasons += _client(collector)
     return tuple(dict.fromkeys(reasons))
 
@@ -121,9 +121,11 @@ def _ends(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in told[:3])
 
 
-def _undelivered(one: Delivered) -> str | None:
+def _undelivered(collector: Collector, one: Delivered) -> str | None:
     who = f" of {', '.join(one.load.scenarios)}" if one.load.scenarios else ""
     where = f"stage {one.window.stage}"
+    if one.share is not None and one.share < DELIVERED_FLOOR and (too_long := _too_long(collector, one)):
+        return f"load not delivered in {where}: {too_long}"
     if one.load.mode == "closed":
         if one.share is not None and one.share > DELIVERED_CEILING and one.follows_more:
             return (
@@ -153,6 +155,31 @@ def _undelivered(one: Delivered) -> str | None:
     return (
         f"load not delivered in {where}: {one.got:.0f} of {one.asked:.0f} arrivals{who} were begun in time "
         f"({one.share:.1%}); add workers, lower the rate, or raise max_in_flight"
+    )
+
+
+def _too_long(collector: Collector, one: Delivered) -> str | None:
+    """Where most turns of a load were over the context limit, that is why it was not there."""
+    cells = [
+        cell
+        for (scenario, _, stage, _), cell in collector.cells.items()
+        if stage == one.window.stage and one.load.plays(scenario)
+    ]
+    skipped = sum(cell.unplayed[f"{Outcome.SKIPPED.value}: {Reason.TOO_LONG.value}"] for cell in cells)
+    turns = sum(cell.outcomes.total() for cell in cells)
+    if not skipped or 2 * skipped < turns:
+        return None
+    limits = {
+        account.context_limit
+        for account in collector.facts.traces
+        if account.context_limit is not None and one.load.plays(account.scenario)
+    }
+    limit = f"the context limit of {limits.pop():,} tokens" if len(limits) == 1 else "the context limit"
+    who = f" of {', '.join(one.load.scenarios)}" if one.load.scenarios else ""
+    many = f"each of the {turns:,} turns{who} was" if skipped == turns else f"{skipped:,} of {turns:,} turns{who} were"
+    return (
+        f"{many} over {limit}, or after one that is; use a server with more room, a trace of shorter sessions, or "
+        'too_long = "clip"'
     )
 
 

@@ -112,6 +112,20 @@ class TraceChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return TraceChanges(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 
+class Plays(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions of one workload; of a trace that wraps each play of one counts."""
+
+    taken: int = 0
+    """Taken up: each of their turns has a record."""
+    sent: int = 0
+    """Of these, sessions of which at least one turn was sent."""
+    repeats: int = 0
+    """Of those that were sent, plays of a session that the trace had given before."""
+
+    def plus(self, other: Plays) -> Plays:
+        return Plays(taken=self.taken + other.taken, sent=self.sent + other.sent, repeats=self.repeats + other.repeats)
+
+
 class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A line of a session in play, so that the master can write its records if the worker dies.
 
@@ -135,6 +149,8 @@ class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the line's first turn in the session; 0 is the main line's."""
     after: int | None = None
     """A branch: the turn after whose end it comes; None: it starts with the session."""
+    repeated: bool = False
+    """The session was played before: its trace wraps."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +171,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Content chunks that arrived since the start, open turns included."""
     changes: dict[str, TraceChanges] = {}
     """By workload_key, since the start."""
+    plays: dict[str, Plays] = {}
+    """The same."""
+    stopped: str | None = None
+    """Why it makes no more sessions, although there are more to play; None: it goes on, or all were played."""
     finished: bool = False
     """Nothing more to start: the trace or the number of sessions is used up and all turns ended."""
 
@@ -185,7 +205,7 @@ class Bye(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     records: int
     planned_turns: int
-    sessions_started: dict[str, int]
+    plays: dict[str, Plays]
     """By workload_key: scenario and channel."""
     hub_lag_p99_ns: int | None
     cpu_share_max: float | None
@@ -194,6 +214,8 @@ class Bye(msgspec.Struct, frozen=True, kw_only=True):
     """Why its records could not be kept on its own disk as well; None: they were."""
     fault: str | None
     """The first exception of ours outside a turn; None: there was none."""
+    stopped: str | None = None
+    """Why it made no more sessions, where that was no fault of ours: what happened to the trace."""
     clock_offset_ns: int
     """As measured at the end; beside the one at the start it tells the drift."""
     changes: dict[str, TraceChanges] = {}

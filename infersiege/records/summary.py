@@ -161,20 +161,31 @@ class DeliveredLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows in = sessions sent + skipped by reason + not started, per workload."""
+    """What became of one workload's trace: rows = those of its sessions + skipped by reason; sessions = those that were
+    sent + those that were not."""
 
     scenario: str
     trace: str
     format: str
     sha256: str | None
     rows: int | None
+    """Read of the file; None: a generator has none."""
+    rows_in_sessions: int | None = None
+    """Of which its sessions are made."""
+    skipped: dict[str, int]
+    """Rows that are part of no session, by reason."""
     sessions: int | None
     """None: a generator without end."""
+    sessions_taken: int = 0
+    """That were begun, also where none of their turns could be sent; of a trace that wraps each play counts."""
     sessions_started: int
+    """Of these, sessions of which at least one turn was sent."""
+    sessions_repeated: int = 0
+    """Of those, plays of a session that the trace had given before, since it wraps."""
     not_started: int | None
-    skipped: dict[str, int]
+    """Sessions of the trace of which nothing was sent; None: it has no end."""
     repeat_factor: float | None
-    """How often a finite trace was played on average; above 1 it is (also) a cache test."""
+    """How often a session of a finite trace was played on average; above 1 it is (also) a cache test."""
     capped_delays: int = 0
     """Turns whose think or tool time `delay_cap` shortened."""
     capped_delay_s: float = 0.0

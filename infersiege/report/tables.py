@@ -15,7 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from infersiege.cost import cost_line, money
-from infersiege.records import BudgetUse, Counts, GroupSummary, Outcome, RuleResult, Summary, TurnRecord, Verdict
+from infersiege.records import (
+    BudgetUse,
+    Counts,
+    GroupSummary,
+    Outcome,
+    RuleResult,
+    Summary,
+    TraceAccount,
+    TurnRecord,
+    Verdict,
+)
 from infersiege.redact import scrub
 from infersiege.report.delivered import delivered_tables
 from infersiege.report.fitting import NARROW, fitted, plain_table
@@ -139,21 +149,29 @@ def print_errors(errors: Mapping[str, int], ok_and_failed: int, examples: Mappin
 
 
 def trace_lines(summary: Summary) -> list[str]:
-    """Rows in = sessions started + skipped by reason + not started, one line per workload."""
-    lines = []
-    for trace in summary.traces:
-        has = "endless" if trace.sessions is None else f"{trace.sessions:,} sessions"
-        rows = "" if trace.rows is None else f" of {trace.rows:,} rows"
-        parts = [f"started {trace.sessions_started:,}"]
-        parts += [f"skipped {reason} {turns:,}" for reason, turns in sorted(trace.skipped.items())]
-        parts += [] if trace.not_started is None else [f"not started {trace.not_started:,}"]
-        again = ""
-        if trace.repeat_factor is not None and trace.repeat_factor > 1:
-            again = f" · played {number(trace.repeat_factor)} times on average: also a cache test"
-        lines.append(
-            f"{printable(trace.scenario)}: {printable(trace.trace)} ({has}{rows}) = {' + '.join(parts)}{again}"
-        )
-    return lines
+    """Rows = those of sessions + skipped by reason, and sessions = sent + not sent: one line per workload."""
+    return [
+        f"{printable(trace.scenario)}: {printable(trace.trace)}: {' · '.join(_trace_parts(trace))}"
+        for trace in summary.traces
+    ]
+
+
+def _trace_parts(trace: TraceAccount) -> Iterator[str]:
+    if trace.rows is not None:
+        inside = trace.rows if trace.rows_in_sessions is None else trace.rows_in_sessions
+        skipped = (f" + {rows:,} skipped ({printable(reason)})" for reason, rows in sorted(trace.skipped.items()))
+        yield f"{trace.rows:,} rows = {inside:,} in sessions{''.join(skipped)}"
+    if trace.sessions is None:
+        yield f"endless: {trace.sessions_started:,} sessions sent"
+    else:
+        first = trace.sessions_started - trace.sessions_repeated
+        yield f"{trace.sessions:,} sessions = {first:,} sent + {trace.not_started or 0:,} not sent"
+    unsent = trace.sessions_taken - trace.sessions_started
+    if unsent > 0:
+        yield f"no turn was sent of {unsent:,} that were begun"
+    if trace.sessions_repeated and trace.repeat_factor is not None:
+        mean = number(trace.repeat_factor)
+        yield f"{trace.sessions_repeated:,} times sent again: each {mean} times on average, also a cache test"
 
 
 def budget_lines(summary: Summary) -> list[str]:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -13,7 +14,7 @@ from infersiege.errors import InfersiegeError, RunInvalidError
 from infersiege.plan.schema import Plan
 from infersiege.plan.streams import Span, Stream, duration_of, spans_of
 from infersiege.plan.values import format_duration
-from infersiege.records import TraceChanges, WorkerSummary
+from infersiege.records import Plays, TraceChanges, WorkerSummary
 from infersiege.rundir import PlanFile, RunDirectory, StageFacts, StreamFacts
 from infersiege.swarm.ending import MasterResult
 from infersiege.swarm.losses import Loss
@@ -29,16 +30,15 @@ CLOCK_DRIFT_NS = 50_000_000
 class LostShare:
     """What dead workers had taken and planned, summed up."""
 
-    sessions: dict[str, int]
-    """By scenario."""
+    plays: dict[str, Plays]
+    """By workload."""
     planned_turns: int = 0
     changes: dict[str, TraceChanges] = field(default_factory=dict)
     """How much they had not played as the trace has it, by workload."""
 
     def add(self, loss: Loss) -> None:
         self.planned_turns += loss.planned_turns
-        for scenario, count in loss.sessions.items():
-            self.sessions[scenario] = self.sessions.get(scenario, 0) + count
+        _add(self.plays, loss.plays)
         _add(self.changes, loss.changes)
 
 
@@ -109,8 +109,8 @@ def final_facts(
     file: PlanFile, plan: Plan, source: SessionSource, result: MasterResult, lost: LostShare, invalid: list[str]
 ) -> PlanFile:
     """plan.json as it is kept."""
-    started = sessions_started(result, lost)
-    accounts = source.accounts(started, trace_changes(result, lost))
+    plays = all_plays(result, lost)
+    accounts = source.accounts(plays, trace_changes(result, lost))
     stages: tuple[StageFacts, ...] = ()
     if result.started_ns is not None:
         ended_ns = result.load_ended_ns if result.load_ended_ns is not None else result.ended_ns
@@ -129,7 +129,8 @@ def final_facts(
         invalid=(
             *invalid,
             *_faults(result),
-            *_unplayed(plan, result, sum(started.values())),
+            *_stopped(result),
+            *_unplayed(plan, result, sum(one.taken for one in plays.values())),
             *_unreached(plan, result),
         ),
         warnings=(
@@ -143,13 +144,13 @@ def final_facts(
     )
 
 
-def sessions_started(result: MasterResult, lost: LostShare) -> dict[str, int]:
-    """By scenario, over all workers."""
-    started = dict(lost.sessions)
+def all_plays(result: MasterResult, lost: LostShare) -> dict[str, Plays]:
+    """By workload, over all workers."""
+    plays = dict(lost.plays)
     for worker in result.fleet.alive():
-        for scenario, count in (worker.bye.sessions_started if worker.bye else {}).items():
-            started[scenario] = started.get(scenario, 0) + count
-    return started
+        if worker.bye is not None:
+            _add(plays, worker.bye.plays)
+    return plays
 
 
 def trace_changes(result: MasterResult, lost: LostShare) -> dict[str, TraceChanges]:
@@ -161,9 +162,12 @@ def trace_changes(result: MasterResult, lost: LostShare) -> dict[str, TraceChang
     return changes
 
 
-def _add(total: dict[str, TraceChanges], more: Mapping[str, TraceChanges]) -> None:
-    for workload, changes in more.items():
-        total[workload] = total.get(workload, TraceChanges()).plus(changes)
+Sum = TypeVar("Sum", Plays, TraceChanges)
+
+
+def _add(total: dict[str, Sum], more: Mapping[str, Sum]) -> None:
+    for workload, one in more.items():
+        total[workload] = total[workload].plus(one) if workload in total else one
 
 
 def _faults(result: MasterResult) -> list[str]:
@@ -174,14 +178,23 @@ def _faults(result: MasterResult) -> list[str]:
     ]
 
 
-def _unplayed(plan: Plan, result: MasterResult, started: int) -> list[str]:
+def _stopped(result: MasterResult) -> list[str]:
+    """Why workers could make no more sessions, each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for worker in result.fleet.workers.values():
+        if worker.bye is not None and worker.bye.stopped is not None:
+            by_reason.setdefault(worker.bye.stopped, []).append(worker.name)
+    return [f"{reason} ({', '.join(names)})" for reason, names in by_reason.items()]
+
+
+def _unplayed(plan: Plan, result: MasterResult, taken: int) -> list[str]:
     """A run that was to play so many sessions, and ended by itself with fewer."""
     asked = plan.run.stop.sessions if plan.run.stop is not None else None
-    budget = any(use.ended_run for use in result.budgets)
-    if asked is None or plan.run.duration_ns is not None or result.interrupted or started >= asked or budget:
+    told = any(use.ended_run for use in result.budgets) or bool(_stopped(result))
+    if asked is None or plan.run.duration_ns is not None or result.interrupted or taken >= asked or told:
         return []
     return [
-        f"only {started} of {asked} sessions were played ({result.ending}); use a longer trace, or wrap = true, or ask "
+        f"only {taken} of {asked} sessions were played ({result.ending}); use a longer trace, or wrap = true, or ask "
         "for fewer"
     ]
 

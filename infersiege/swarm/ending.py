@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from infersiege.records import BudgetUse, Reason
@@ -31,6 +32,11 @@ class Ending:
     drain_ns: int
     load_ended_ns: int | None = None
     """Until when the load was the one that was asked for, where that is a little before."""
+
+
+def why_stopped(alive: Iterable[WorkerState]) -> str | None:
+    """Why one of the workers makes no more sessions, although there are more; None: all go on, or have played all."""
+    return next((one.report.stopped for one in alive if one.report is not None and one.report.stopped), None)
 
 
 @dataclass(slots=True)

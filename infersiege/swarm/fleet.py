@@ -120,3 +120,9 @@ class Fleet:
         for process in self.processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def last_line(log: Path) -> str:
+    """What a process said last, at most 300 characters."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1][:300] if lines else "it said nothing"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from infersiege.records import OpenTurn, Outcome, Phase, Reason, TraceChanges, TurnRecord
+from infersiege.records import OpenTurn, Outcome, Phase, Plays, Reason, TraceChanges, TurnRecord
 from infersiege.swarm.spool import JournalLine
 from infersiege.traces.session_lines import SessionLine
 
@@ -32,6 +32,16 @@ class Place(NamedTuple):
 
 LineKey: TypeAlias = tuple[str, int]
 """A line of a session in play: session id, number of its first turn."""
+
+
+@dataclass(slots=True)
+class SessionMark:
+    """What the lines of one session share."""
+
+    repeated: bool = False
+    """It was played before: the trace wraps."""
+    sent: bool = False
+    """A turn of it was on its way."""
 
 
 @dataclass(slots=True)
@@ -59,6 +69,7 @@ class OpenSession:
     """The hybrid channel that chose `channel`, and may choose another one for the next turn."""
     until_ns: int | None = None
     """From then on no turn of it starts (monotonic): its user's time or its stage is over; None: not before the run."""
+    mark: SessionMark = field(default_factory=SessionMark)
 
     def __post_init__(self) -> None:
         self.next_turn = max(self.next_turn, self.first_turn)
@@ -86,13 +97,16 @@ class OpenSession:
             started=self.started,
             due_ns=self.due_ns,
             routed_by=self.routed_by,
+            repeated=self.mark.repeated,
         )
 
 
-def opened_lines(lines: Sequence[SessionLine], **common: Any) -> tuple[OpenSession, ...]:
+def opened_lines(lines: Sequence[SessionLine], *, repeated: bool = False, **common: Any) -> tuple[OpenSession, ...]:
     """A session's lines for the ledger. `common`: what all of them share."""
+    mark = SessionMark(repeated=repeated)
     return tuple(
-        OpenSession(turns=len(line.turns), first_turn=line.first_turn, after=line.after, **common) for line in lines
+        OpenSession(turns=len(line.turns), first_turn=line.first_turn, after=line.after, mark=mark, **common)
+        for line in lines
     )
 
 
@@ -102,6 +116,10 @@ def workload_key(scenario: str, channel: str) -> str:
     `channel`: as the workload names it, so that of a hybrid one its own name.
     """
     return f"{scenario} on {channel}"
+
+
+def key_of(session: OpenSession) -> str:
+    return workload_key(session.scenario, session.routed_by or session.channel.name)
 
 
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9._~:#-]{1,80}")
@@ -138,7 +156,7 @@ class Ledger:
     listeners: list[Callable[[TurnRecord], None]] = field(default_factory=list)
     open: dict[LineKey, OpenSession] = field(default_factory=dict)
     """Lines that are not over."""
-    sessions_taken: dict[str, int] = field(default_factory=dict)
+    plays: dict[str, Plays] = field(default_factory=dict)
     """By `workload_key`; a session with branches is one."""
     changes: dict[str, TraceChanges] = field(default_factory=dict)
     """By `workload_key`: how much is not played as the trace has it."""
@@ -154,16 +172,19 @@ class Ledger:
     def take(self, session: OpenSession, *branches: OpenSession) -> None:
         """From here on every turn of the session, which is its main line and these branches, will have a record."""
         for line in (session, *branches):
+            line.mark = session.mark
             self.open[line.key] = line
             self.planned_turns += line.turns
-        key = workload_key(session.scenario, session.routed_by or session.channel.name)
-        self.sessions_taken[key] = self.sessions_taken.get(key, 0) + 1
+        self._count(session, Plays(taken=1))
         taken, *beside = (line.open_turn(self.place_of(line.due_ns)) for line in (session, *branches))
         # In one line: half a session in the journal of a killed worker would be half forgotten.
         self.spool.journal(JournalLine(session_id=session.session_id, taken=taken, branches=tuple(beside)))
 
     def start(self, session: OpenSession, request_id: str, attempt_ns: int) -> None:
         """The next turn of a line is about to be sent."""
+        if not session.mark.sent:
+            session.mark.sent = True
+            self._count(session, Plays(sent=1, repeats=int(session.mark.repeated)))
         session.started, session.attempt_ns = True, attempt_ns
         self.started_turns += 1
         self.spool.journal(
@@ -199,9 +220,13 @@ class Ledger:
         while session.next_turn < session.end:
             self.close(session, self._unsent(session, reason, detail))
 
+    def _count(self, session: OpenSession, plays: Plays) -> None:
+        key = key_of(session)
+        self.plays[key] = self.plays.get(key, Plays()).plus(plays)
+
     def changed(self, session: OpenSession, changes: TraceChanges) -> None:
         """Turns of a session are not played as the trace has them: add to the `changes` of its workload."""
-        key = workload_key(session.scenario, session.routed_by or session.channel.name)
+        key = key_of(session)
         self.changes[key] = self.changes.get(key, TraceChanges()).plus(changes)
 
     def skip_all(self, reason: Reason) -> None:

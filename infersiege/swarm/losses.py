@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from infersiege.errors import InfersiegeError
-from infersiege.records import OpenTurn, Outcome, Reason, TraceChanges, TurnRecord
+from infersiege.records import OpenTurn, Outcome, Plays, Reason, TraceChanges, TurnRecord
 from infersiege.schedule import Ticket
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
@@ -28,7 +27,7 @@ class Loss:
     recovered_rows: int
     lost: int
     skipped: int
-    sessions: dict[str, int]
+    plays: dict[str, Plays]
     """Sessions that it had taken, by `workload_key`, as far as is known."""
     planned_turns: int
     changes: dict[str, TraceChanges] = field(default_factory=dict)
@@ -82,15 +81,12 @@ class LossAccount:
         self._intake.write(rows)
         if spool is not None and self._intake.disk_error is None:
             remove_spool(spool)
-        sessions = {opened.session_id: opened for opened in lines.values()}
-        taken = Counter(
-            workload_key(opened.scenario, opened.routed_by or opened.channel) for opened in sessions.values()
-        )
+        told_plays = worker.bye.plays if worker.bye else worker.report.plays if worker.report else {}
         return Loss(
             recovered_rows=recovered,
             lost=lost,
             skipped=len(rows) - lost,
-            sessions=dict(worker.bye.sessions_started if worker.bye else taken),
+            plays=dict(told_plays if worker.bye is not None or spool is None else _plays(lines, started)),
             planned_turns=max(told, len(closed) + len(rows)),
             changes=dict(worker.bye.changes if worker.bye else worker.report.changes if worker.report else {}),
         )
@@ -138,6 +134,17 @@ class LossAccount:
             reason=Reason.WORKER_LOST,
             turn=turn,
         )
+
+
+def _plays(lines: Mapping[LineKey, OpenTurn], started: Mapping[LineKey, int]) -> dict[str, Plays]:
+    """By `workload_key`, from all lines that a worker took and the last turn of each that was sent."""
+    sent = {session_id for session_id, _ in started}
+    found: dict[str, Plays] = {}
+    for opened in {opened.session_id: opened for opened in lines.values()}.values():
+        key, began = workload_key(opened.scenario, opened.routed_by or opened.channel), opened.session_id in sent
+        play = Plays(taken=1, sent=int(began), repeats=int(began and opened.repeated))
+        found[key] = found.get(key, Plays()).plus(play)
+    return found
 
 
 def _numbers(line: OpenTurn) -> range:

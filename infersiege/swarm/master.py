@@ -34,10 +34,10 @@ from infersiege.rundir import RunDirectory
 from infersiege.swarm import messages
 from infersiege.swarm.budget import Treasury, limits_of
 from infersiege.swarm.door import Door, Terms
-from infersiege.swarm.ending import Ending, MasterOptions, MasterResult
+from infersiege.swarm.ending import Ending, MasterOptions, MasterResult, why_stopped
 from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.figures import LiveFigures
-from infersiege.swarm.fleet import Fleet, WorkerState
+from infersiege.swarm.fleet import Fleet, WorkerState, last_line
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.session_users import Director
 from infersiege.swarm.stages import StageWatch
@@ -196,7 +196,7 @@ class Master:
                 return
             for name in self.fleet.exited_early():
                 raise RunInvalidError(
-                    f"{name} ended before the run began: {self._last_log_line(name)}",
+                    f"{name} ended before the run began: {last_line(self._log_directory / f'{name}.log')}",
                     hint=f"see {self._log_directory / f'{name}.log'}",
                 )
             if time.monotonic_ns() > deadline:
@@ -208,11 +208,6 @@ class Master:
                     "[run] wait_for_workers sets the limit",
                 )
             gevent.sleep(0.02)
-
-    def _last_log_line(self, name: str) -> str:
-        path = self._log_directory / f"{name}.log"
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        return lines[-1][:300] if lines else "it said nothing"
 
     def _start(self, begun: Callable[[int], None]) -> None:
         if self._interrupts:
@@ -271,6 +266,8 @@ class Master:
             self._end(spent.why, Reason.BUDGET, self.plan.load.drain_ns, load_ended_ns=spent.since_ns)
         elif timeline.load_end_ns is not None and now_ns >= timeline.load_end_ns:
             self._end("duration is over", Reason.RUN_END, self.plan.load.drain_ns)
+        elif (stopped := why_stopped(alive)) is not None:
+            self._end(stopped, Reason.RUN_END, self.plan.load.drain_ns)
         elif all(worker.report is not None and worker.report.finished for worker in alive):
             self._end("all sessions were played", Reason.RUN_END, self.plan.load.drain_ns)
 

@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
+from gevent.event import Event
 from gevent.pool import Group
 
+from infersiege.errors import InfersiegeError, InternalError, TraceError
 from infersiege.gate import request_limits
 from infersiege.metrics.windows import windows
 from infersiege.plan.schema import Plan
@@ -84,13 +87,34 @@ class WorkerShare:
         self._directed = False
         self.fault: str | None = None
         """The first exception of ours outside a turn."""
+        self.trouble: str | None = None
+        """Why there are no more sessions, where that is no fault of ours: what happened to the trace."""
+        self.stopped: Any = Event()
+        """Set with the first of either."""
 
     def failed(self, error: Exception) -> None:
-        """A fault of ours outside a turn: what is open goes on, nothing more is started by whoever had it."""
-        log.error("worker", exc_info=error)
-        self.fault = self.fault or f"{type(error).__name__}: {error}"[:300]
+        """No more sessions can be made: what is open goes on, nothing more is started by whoever had it."""
+        if isinstance(error, InfersiegeError) and not isinstance(error, InternalError):
+            log.warning("worker: %s", error)
+            self.trouble = self.trouble or (f"{error}; {error.hint}" if error.hint else str(error))
+        else:
+            log.error("worker", exc_info=error)
+            self.fault = self.fault or f"{type(error).__name__}: {error}"[:300]
         for stream in self._streams:
             stream.exhausted = True
+        self.stopped.set()
+
+    @property
+    def why_stopped(self) -> str | None:
+        """Why no more sessions are made, for the log of events; None: they are, or all were played."""
+        return f"a fault of infersiege: {self.fault}" if self.fault is not None else self.trouble
+
+    def look_at_traces(self) -> None:
+        """The last look: what was played is what was opened."""
+        try:
+            self.source.look_at_traces()
+        except TraceError as error:
+            self.failed(error)
 
     def begin(self) -> None:
         """The master said go: the time axis is fixed."""
@@ -155,6 +179,7 @@ class WorkerShare:
             due_ns=due_ns + self.offset_ns,
             routed_by=way.routed_by,
             until_ns=until_ns,
+            repeated=self.source.is_repeat(ticket),
         )
         return PreparedSession(lines, conversation, way)
 

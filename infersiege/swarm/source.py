@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infersiege.channels.routing import ByScenario, Failover, Overflow, Policy, Weighted
+from infersiege.errors import TraceError
 from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.streams import Stream, spans_of, streams_of
 from infersiege.plan.trace import trace_of
 from infersiege.plan.values import format_duration
-from infersiege.records import Session, TextLengths, TraceAccount, TraceChanges
+from infersiege.records import Plays, Session, TextLengths, TraceAccount, TraceChanges
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
 from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.texts import synthesizers
+from infersiege.swarm.trace_watch import TraceWatch, is_read_later, watch_of
 from infersiege.traces import Conversation, Trace, prompt_salt
+from infersiege.traces.change import redacted_text
 
 
 class SessionSource:
@@ -42,7 +46,11 @@ class SessionSource:
         self._place, self._members = place, members
         self._labels = _labels(plan)
         self._policies = policies(plan)
+        watches = [watch_of(workload) for workload in plan.workloads]
         self.traces: tuple[Trace, ...] = tuple(trace_of(plan, workload) for workload in plan.workloads)
+        self._watches: tuple[TraceWatch | None, ...] = tuple(
+            watch if is_read_later(trace) else None for watch, trace in zip(watches, self.traces, strict=True)
+        )
         self._synthesizers = synthesizers(plan, text_lengths or {})
         self.streams: tuple[Stream, ...] = streams_of(plan)
         self._spans = spans_of(plan)
@@ -116,7 +124,30 @@ class SessionSource:
     def session_id(self, ticket: Ticket) -> tuple[str, int]:
         """(unique id in the run, index in the trace): an id of the trace, with its repeat where the trace wraps."""
         repeat, index = self._place_in_trace(ticket)
-        return self._name(ticket, self.traces[ticket.workload].session(index), repeat), index
+        return self._name(ticket, self._session(ticket.workload, index), repeat), index
+
+    def is_repeat(self, ticket: Ticket) -> bool:
+        """Whether its session was played before: the trace wraps."""
+        return self._place_in_trace(ticket)[0] > 0
+
+    def _session(self, workload: int, index: int) -> Session:
+        """Raises TraceError for a trace that was changed since it was opened, and for one that can't be read."""
+        watch = self._watches[workload]
+        try:
+            session = self.traces[workload].session(index)
+        except TraceError:
+            if watch is not None:
+                watch.read(at_once=True)  # Whatever it says then is because of that.
+            raise
+        if watch is not None:
+            watch.read()
+        return session
+
+    def look_at_traces(self) -> None:
+        """Raises TraceError for a trace that was changed before something was read of it that was played."""
+        for watch in self._watches:
+            if watch is not None:
+                watch.look()
 
     def channel_of(self, ticket: Ticket) -> tuple[str, str | None]:
         """(channel on which a ticket's session begins, as far as is known before it does; hybrid channel that says so).
@@ -147,7 +178,7 @@ class SessionSource:
         plan, workload = self.plan, self.plan.workloads[ticket.workload]
         load = workload.load or plan.load
         repeat, index = self._place_in_trace(ticket)
-        session = self.traces[ticket.workload].session(index)
+        session = self._session(ticket.workload, index)
         salt = None
         if workload.salt is not False:
             salt = prompt_salt(plan.run.nonce or "", stage or self.stage_of(ticket), repeat)
@@ -172,7 +203,7 @@ class SessionSource:
         return divmod(ticket.session_index, sessions) if sessions else (0, ticket.session_index)
 
     def _name(self, ticket: Ticket, session: Session, repeat: int) -> str:
-        name = session.session_id
+        name = shown_id(session.session_id)
         # An id of the trace may itself look like another one's repeat.
         if repeat or "~" in name:
             name = f"{name}~{repeat}"
@@ -194,18 +225,17 @@ class SessionSource:
         ]
 
     def accounts(
-        self, started: Mapping[str, int], changes: Mapping[str, TraceChanges] | None = None
+        self, plays: Mapping[str, Plays], changes: Mapping[str, TraceChanges] | None = None
     ) -> tuple[TraceAccount, ...]:
-        """Rows in = sessions started + skipped + not started.
+        """Rows = those of sessions + skipped; sessions = sent + not sent.
 
-        `started`: sessions by `workload_key`, of all workers; `changes`: what was not played as the trace has it, by
-        the same.
+        `plays`: of all workers, by `workload_key`; `changes`: what was not played as the trace has it, by the same.
         """
         found = []
         for workload, trace in zip(self.plan.workloads, self.traces, strict=True):
             key = workload_key(workload.scenario, workload_channel(self.plan, workload))
             changed = (changes or {}).get(key, TraceChanges())
-            found.append(_account(workload, trace, started.get(key, 0), changed))
+            found.append(_account(workload, trace, plays.get(key, Plays()), changed))
         return tuple(found)
 
     def arrivals_between(self, stream: Stream, spans_ns: Sequence[tuple[int, int]]) -> list[int]:
@@ -268,7 +298,15 @@ def _labels(plan: Plan) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _account(workload: Workload, trace: Trace, started: int, changed: TraceChanges) -> TraceAccount:
+def shown_id(session_id: str) -> str:
+    """A session's id as records, requests and reports have it: one that looks as if it held a key or a mail address is
+    replaced by its hash."""
+    if redacted_text(session_id) == session_id:
+        return session_id
+    return "id-" + hashlib.blake2b(session_id.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def _account(workload: Workload, trace: Trace, plays: Plays, changed: TraceChanges) -> TraceAccount:
     sessions = trace.sessions
     return TraceAccount(
         scenario=workload.scenario,
@@ -277,10 +315,13 @@ def _account(workload: Workload, trace: Trace, started: int, changed: TraceChang
         sha256=trace.sha256,
         rows=trace.rows,
         sessions=sessions,
-        sessions_started=started,
-        not_started=None if sessions is None else max(0, sessions - started),
+        rows_in_sessions=None if trace.rows is None else trace.rows - sum(trace.skipped.values()),
         skipped=dict(trace.skipped),
-        repeat_factor=started / sessions if sessions else None,
+        sessions_taken=plays.taken,
+        sessions_started=plays.sent,
+        sessions_repeated=plays.repeats,
+        not_started=None if sessions is None else sessions - (plays.sent - plays.repeats),
+        repeat_factor=plays.sent / sessions if sessions else None,
         capped_delays=changed.capped_turns,
         capped_delay_s=changed.capped_ns / 1e9,
         context_limit=workload.context_limit,

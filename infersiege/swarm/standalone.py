@@ -19,6 +19,7 @@ import gevent
 import msgspec
 from locust import User, events, task
 from locust.env import Environment
+from locust.exception import StopUser
 from locust.runners import MasterRunner
 
 from infersiege.channels import PROFILES
@@ -74,6 +75,7 @@ class LocustRun:
         self._clock = StampClock()
         self._decoder_loop = DecoderLoop(self._clock)
         self._parts: dict[tuple[str, str | None], Part] = {}
+        self._stopped = False
         self._control = RunControl()
         self._offset_ns = time.time_ns() - time.monotonic_ns()
         self._ledger = Ledger(
@@ -117,6 +119,16 @@ class LocustRun:
             )
             self._parts[key] = found
         return found
+
+    def stop(self, error: InfersiegeError) -> None:
+        """End this Locust process: there is nothing more to play."""
+        if self._stopped:
+            return
+        self._stopped = True
+        _say(error)
+        self._environment.process_exit_code = int(error.exit_code)
+        if self._environment.runner is not None:
+            gevent.spawn(self._environment.runner.quit)
 
     def client(self, route: Route) -> Client:
         return Client(route.endpoint, self._clock, self._decoder_loop)
@@ -198,7 +210,12 @@ class InferenceUser(User):
 
     @task
     def play(self) -> None:
-        self._run.play(self._part, self._client)
+        try:
+            self._run.play(self._part, self._client)
+        except InfersiegeError as error:
+            # Of a trace that was changed meanwhile nothing more can be played: Locust would try again and again.
+            self._run.stop(error)
+            raise StopUser from None
 
 
 def locust_run(environment: Environment) -> LocustRun:

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from infersiege.records import (
     Report,
 )
 from infersiege.swarm import messages
+from infersiege.swarm.clock import ClockEstimate
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.health import HealthMonitor, freeze_garbage, raise_descriptor_limit
@@ -58,24 +58,6 @@ CLOCK_PINGS = 10
 PING_PATIENCE_S = 0.1
 CONNECT_S = 60.0
 ABORT_GRACE_S = 0.5
-
-
-@dataclass(slots=True)
-class ClockEstimate:
-    """Master's monotonic clock minus this worker's, from the tightest exchange."""
-
-    offset_ns: int = 0
-    uncertainty_ns: int = 1 << 62
-    answers: int = 0
-
-    def add(self, ping: ClockPing, received_ns: int) -> None:
-        if ping.master_ns is None:
-            return
-        self.answers += 1
-        half_ns = (received_ns - ping.sent_ns) // 2
-        if half_ns < self.uncertainty_ns:
-            self.offset_ns = ping.master_ns - (ping.sent_ns + half_ns)
-            self.uncertainty_ns = half_ns
 
 
 class Worker:
@@ -117,6 +99,7 @@ class Worker:
                 gevent.spawn(self._each, HEARTBEAT_S, self._beat),
                 gevent.spawn(self._each, REPORT_S, self._report),
                 gevent.spawn(self._each, 0.0, self._ask_for_grants),
+                gevent.spawn(self._tell_trouble),
             ]
             self._health.start()
             self._draining.wait()
@@ -306,6 +289,8 @@ class Worker:
             started_turns=share.ledger.started_turns,
             chunks=share.turns.chunks,
             changes=share.ledger.changes,
+            plays=share.ledger.plays,
+            stopped=share.why_stopped,
             finished=share.finished(),
         )
         messages.send(self._runner, report)
@@ -315,6 +300,12 @@ class Worker:
         if self.share is not None:
             self.share.purse.asking.wait()
             self._tell_spending(self.share)
+
+    def _tell_trouble(self) -> None:
+        """At once: the load ends with it."""
+        if self.share is not None:
+            self.share.stopped.wait()
+            self._report()
 
     def _tell_spending(self, share: WorkerShare) -> None:
         spending = share.purse.spending()
@@ -347,6 +338,7 @@ class Worker:
         if not users.join(timeout=ABORT_GRACE_S):
             users.kill(timeout=ABORT_GRACE_S)
         share.ledger.skip_all(self._control.reason)
+        share.look_at_traces()
         deadline_ns = time.monotonic_ns() + ACK_PATIENCE_NS
         while not spool.empty() and time.monotonic_ns() < deadline_ns and not self._finished.is_set():
             self._ship()
@@ -357,12 +349,13 @@ class Worker:
             worker=self.name,
             records=spool.rows_written,
             planned_turns=share.ledger.planned_turns,
-            sessions_started=dict(share.ledger.sessions_taken),
+            plays=dict(share.ledger.plays),
             hub_lag_p99_ns=self._health.hub_lag_p99_ns,
             cpu_share_max=self._health.cpu_share_max,
             exit_reason=self._exit_reason,
             spool_error=spool.disk_error,
             fault=share.fault,
+            stopped=share.trouble,
             clock_offset_ns=self._clock.offset_ns if self._clock.answers else 0,
             changes=share.ledger.changes,
         )
