@@ -12,10 +12,12 @@ from infersiege.errors import TraceError
 from infersiege.traces.agent import AGENT_OPTIONS, Agent
 from infersiege.traces.builtin import LONG_DOCUMENT_OPTIONS, SHORT_QA_OPTIONS, LongDocument, ShortQa
 from infersiege.traces.conversation import Conversation, PreparedTurn, prompt_salt
+from infersiege.traces.csv_table import WRITE_ANEW, written_otherwise
 from infersiege.traces.describe import Description, describe
+from infersiege.traces.head import Head
 from infersiege.traces.options import OptionTable, check_options
 from infersiege.traces.readers import READERS, Reader
-from infersiege.traces.source import Source
+from infersiege.traces.source import MOST_ROW_BYTES, Source
 from infersiege.traces.text import CHARS_PER_TOKEN, Synthesizer
 from infersiege.traces.trace import ReadOptions, Trace
 from infersiege.traces.values import not_json, shown_keys
@@ -101,7 +103,7 @@ def open_trace(
 def detect_format(source: Source) -> str:
     """Key of READERS, from the content. Raises TraceError where none or more than one fits."""
     head = source.head()
-    fitting = [name for name, reader in READERS.items() if reader.sniff(head)]
+    fitting = _fitting(head)
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -110,16 +112,37 @@ def detect_format(source: Source) -> str:
             hint="name it: format = " + " or ".join(map(repr, fitting)),
         )
     if not head.text.strip():
-        raise TraceError(f"{source.path}: the file has no rows", hint="name a trace file with at least one session")
+        what = "none of its files has a row" if source.path.is_dir() else "the file has no rows"
+        raise TraceError(f"{source.path}: {what}", hint="name a trace file with at least one session")
+    raise _untold(head, source.place(source.begin()._replace(line=head.first_number)))
+
+
+def _fitting(head: Head) -> list[str]:
+    return [name for name, reader in READERS.items() if reader.sniff(head)]
+
+
+def _untold(head: Head, place: str) -> TraceError:
+    """Why no format fits."""
     line = head.first_line
+    if head.cut and not head.outline.array:
+        return TraceError(
+            f"{place}: the line is longer than {MOST_ROW_BYTES >> 20} MiB, the most that a row has",
+            hint="make sessions shorter; is this JSON Lines?",
+        )
+    written = written_otherwise(line, lambda text: bool(_fitting(Head(text.encode()))))
+    if written is not None:
+        return TraceError(f"{place}: {written}", hint=WRITE_ANEW)
     # A bare bracket begins a document over many lines, which may be sound.
     if head.fault is not None and len(line) > 1 and (line[0] == "{" or line[0] + line[-1] == "[]"):
-        raise not_json(f"{source.path}:{head.first_number}", head.fault)
+        return not_json(place, head.fault)
     keys = shown_keys(head.outline.keys)
-    seen = f"from the keys {keys}" if keys else "from its first line, which is no JSON object"
-    raise TraceError(
-        f"{source.path}:{head.first_number}: format can't be told {seen}", hint=f"formats: {', '.join(READERS)}"
-    )
+    if keys:
+        seen = f"from the keys {keys}"
+    elif head.row == {}:
+        seen = "from its first line, an object without keys"
+    else:
+        seen = "from its first line, which is no JSON object"
+    return TraceError(f"{place}: format can't be told {seen}", hint=f"formats: {', '.join(READERS)}")
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, object]) -> TraceError:

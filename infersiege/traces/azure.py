@@ -53,24 +53,24 @@ def read(source: Source, options: ReadOptions) -> LengthTrace:
         if options.limit is not None and len(trace) >= options.limit:
             break
         rows += 1
-        at = _stamp(source, line, row[stamp_at])
+        at = _stamp(table, line, row[stamp_at])
         prompt = table.tokens(row[prompt_at], "ContextTokens", line)
         output = table.tokens(row[output_at], "GeneratedTokens", line)
         if first is None:
             first = before = at
         if at < before:
             raise TraceError(
-                f"{source.path}:{line}: timestamp went back by {(before - at) / 1e9:g} s to {row[stamp_at][:40]}",
-                hint="sort the file by TIMESTAMP",
+                f"{table.place(line)}: timestamp went back by {(before - at) / 1e9:g} s to {row[stamp_at][:40]}",
+                hint="sort the rows by TIMESTAMP (files of a folder are read by name)",
             )
         before = at
-        arrival_ns = check_span(f"{source.path}:{line}", at - first, "time since the first row")
+        arrival_ns = check_span(table.place(line), at - first, "time since the first row")
         if prompt == 0 or output == 0:
-            tally.skip("no_input" if prompt == 0 else "no_output", f"line {line}")
+            tally.skip("no_input" if prompt == 0 else "no_output", table.where(line))
             continue
         if images_at is not None and table.tokens(row[images_at], _IMAGES, line):
             if skip_images:
-                tally.skip("has_images", f"line {line}")
+                tally.skip("has_images", table.where(line))
                 continue
             with_images += 1
         trace.add(line=line, arrival_ns=arrival_ns, prompt=prompt, output=output)
@@ -80,10 +80,10 @@ def read(source: Source, options: ReadOptions) -> LengthTrace:
     return trace
 
 
-def _stamp(source: Source, line: int, text: str) -> int:
+def _stamp(table: CsvTable, line: int, text: str) -> int:
     try:
         return stamp_ns(text)
     except ValueError as error:
         raise TraceError(
-            f"{source.path}:{line}: TIMESTAMP is {error}", hint="a TIMESTAMP is like 2023-11-16 18:15:46.6805900"
+            f"{table.place(line)}: TIMESTAMP is {error}", hint="a TIMESTAMP is like 2023-11-16 18:15:46.6805900"
         ) from None

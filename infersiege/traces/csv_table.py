@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from infersiege.errors import TraceError
-from infersiege.traces.source import Source
+from infersiege.traces.source import Row, Source
 from infersiege.traces.values import check_tokens, shown
 
 
@@ -18,12 +20,15 @@ class CsvTable:
         """Raises TraceError where a wanted column is missing or a name comes twice."""
         self._source = source
         self._lines = source.lines()
-        number, header = next(self._lines, (0, ""))
+        self._row, header = next(self._lines, (Row(1, 0, 0), ""))
         names = header_names(header)
         missing = [name for name in wanted if name not in names]
         if missing or len(set(names)) < len(names):
+            written = written_otherwise(header, lambda line: set(wanted) <= set(header_names(line)))
+            if written is not None:
+                raise TraceError(f"{self.place(self._row.line)}: {written}", hint=WRITE_ANEW)
             raise TraceError(
-                f"{source.path}:{max(number, 1)}: "
+                f"{self.place(self._row.line)}: "
                 + (f"the header has no column {missing[0]!r}" if missing else "the header has a column twice"),
                 hint=f"{','.join(wanted)} are wanted; name the trace's `format`",
             )
@@ -33,56 +38,79 @@ class CsvTable:
         self.places = {name: names.index(name) for name in (*wanted, *optional) if name in names}
         """0-based place of each column that is there."""
 
+    def place(self, number: int) -> str:
+        """`path:line` of a line of the file that the row given last is of (at first, the header)."""
+        return self._source.place(self._row._replace(line=number))
+
+    def where(self, number: int) -> str:
+        """The same for warnings: only the line, but where a folder is read."""
+        return self._source.where(self._row._replace(line=number))
+
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """(line number, fields) of each row. Raises TraceError for a line that is not of the header's width."""
         width = self._width
-        for number, line in self._lines:
-            fields = line.split(",") if '"' not in line else self._quoted(number, line)
+        for row, line in self._lines:
+            self._row = row
+            fields = line.split(",") if '"' not in line else self._quoted(row.line, line)
             if len(fields) != width:
                 raise TraceError(
-                    f"{self._source.path}:{number}: has {len(fields)} columns, {width} are wanted",
+                    f"{self.place(row.line)}: has {len(fields)} columns, {width} are wanted",
                     hint="the file may have been cut",
                 )
-            yield number, fields
+            yield row.line, fields
 
     def _quoted(self, number: int, line: str) -> list[str]:
         try:
             return next(csv.reader([line]))
         except csv.Error as error:
             raise TraceError(
-                f"{self._source.path}:{number}: is no line of a CSV file ({error})", hint="a row is one line"
+                f"{self.place(number)}: is no line of a CSV file ({error})", hint="a row is one line"
             ) from error
 
     def tokens(self, text: str, column: str, number: int) -> int:
         """A whole number of at least 0 (`3.0` counts as 3). Raises TraceError."""
+        # Python's own numbers may have underscores, and digits of any script.
+        digits = text.strip(" ")
         try:
-            value = int(text)
-        except ValueError:
-            value = self._from_float(text, column, number)
+            value = int(digits) if digits.isdecimal() and digits.isascii() else self._from_float(text, column, number)
+        except ValueError:  # Python reads no more than some thousand digits
+            self._refuse(text, column, number)
         if value < 0:
             self._refuse(text, column, number)
         if value > _PLAUSIBLE:
-            check_tokens(value, column, f"{self._source.path}:{number}")
+            check_tokens(value, column, self.place(number))
         return value
 
     def _from_float(self, text: str, column: str, number: int) -> int:
-        try:
-            value = float(text)
-        except ValueError:
-            self._refuse(text, column, number)
+        value = float(text) if _NUMBER.fullmatch(text.strip(" ")) else math.nan
         if not value.is_integer():
             self._refuse(text, column, number)
         return int(value)
 
     def _refuse(self, text: str, column: str, number: int) -> NoReturn:
         raise TraceError(
-            f"{self._source.path}:{number}: {column} is {shown(text)}, a whole number of at least 0 is wanted",
+            f"{self.place(number)}: {column} is {shown(text)}, a whole number of at least 0 is wanted",
             hint="is this the right column?",
         )
 
 
+_NUMBER = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?", re.ASCII)
+
 _PLAUSIBLE = 1_000_000
 """Larger numbers of tokens are looked at."""
+
+
+WRITE_ANEW = "columns are parted by commas, lines end with LF or CR LF: write the file anew so"
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+def written_otherwise(header: str, fits: Callable[[str], bool]) -> str | None:
+    """What is wrong with a header that `fits` with other marks, as a message goes on; None: it does not."""
+    first, ended, _ = header.partition("\r")
+    if ended and fits(first):
+        return "its lines end with CR only"
+    found = (name for mark, name in _SEPARATORS.items() if mark in header and fits(first.replace(mark, ",")))
+    return next((f"its columns are parted by {name}" for name in found), None)
 
 
 def header_names(line: str) -> list[str]:

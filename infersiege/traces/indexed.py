@@ -108,7 +108,7 @@ class IndexedTrace:
         try:
             session = self._make([self._placed(row) for row in rows], self._tally)
         except UnsendableError as reason:
-            self._tally.skip(str(reason), self._where(rows[0]), len(rows))
+            self._tally.skip(str(reason), self._source.where(rows[0]), len(rows))
             return False
         if session.branches or not session.turns:
             check_branches(session, self._source.place(rows[0]))
@@ -125,16 +125,20 @@ class IndexedTrace:
     def _tell_apart(self) -> None:
         """Ids are unique in a trace: what comes again is told apart by its line."""
         for number in came_before(self._names):
-            first = self._ends[number - 1] if number else 0
-            self._again[number] = self._rows[first].line
+            self._again[number] = self._first_row(number).line
         if self._again:
-            self._tally.odd("session id came before: its line is added to it", len(self._again))
+            first = self._first_row(next(iter(self._again)))
+            self._tally.odd(
+                f"session id came before (first again at {self._source.where(first)}): both sessions are played, the "
+                "later one has its line added to its id",
+                len(self._again),
+            )
         self._names = array("q")
 
     def skip(self, reason: str, rows: Sequence[Row]) -> None:
         """Count rows that the reader itself leaves out."""
         self._rows_read += len(rows)
-        self._tally.skip(reason, self._where(rows[0]), len(rows))
+        self._tally.skip(reason, self._source.where(rows[0]), len(rows))
 
     def odd(self, what: str, count: int = 1) -> None:
         self._tally.odd(what, count)
@@ -163,10 +167,15 @@ class IndexedTrace:
         session_id = session.session_id if line is None else f"{session.session_id}.line-{line}"
         return msgspec.structs.replace(session, session_id=session_id, arrival_ns=arrival_ns)
 
-    def _where(self, row: Row) -> str:
-        """For warnings: the line, and the file where a folder is read."""
-        place = self._source.place(row)
-        return f"line {row.line}" if place == f"{self._source.path}:{row.line}" else place
+    def place(self, index: int) -> str:
+        """`path:line` of a session's first row, with the file where a folder is read."""
+        if index < 0:
+            raise IndexError(index)
+        return self._source.place(self._first_row(index if self._order is None else self._order[index]))
+
+    def _first_row(self, number: int) -> Row:
+        """`number`: in the order of the file."""
+        return self._rows[self._ends[number - 1] if number else 0]
 
     def _placed(self, row: Row) -> Placed:
         return Placed(self._source.place(row), row.line, self._decode(self._source, row))

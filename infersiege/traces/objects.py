@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infersiege.traces.source import BYTE_ORDER_MARK, Row, Source
+from infersiege.traces.source import Row, Source
 
 
 def objects(source: Source) -> Iterator[Row]:
@@ -13,4 +13,5 @@ def objects(source: Source) -> Iterator[Row]:
 
 
 def is_array(source: Source) -> bool:
-    return bytes(source.data()[:4096]).removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"["
+    whole = source.begin()
+    return source.raw(whole._replace(end=min(whole.end, whole.start + 4096))).lstrip()[:1] == b"["

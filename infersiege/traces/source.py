@@ -1,40 +1,35 @@
 """A trace file on disk: its rows with their places, however it is packed; its hash; the head that tells the format.
 
-Memory stays small whatever the file's size: a plain file is mapped, a packed one (.gz, .zst, .parquet, told by content)
-is unpacked once into a nameless temporary file, and rows are byte ranges that are decoded when they are asked for.
+Memory stays small whatever the file's size: a plain file is read in pieces, a packed one (.gz, .zst, .parquet, told by
+content) is unpacked once into a nameless temporary file, and rows are byte ranges that are decoded when they are asked
+for. A file that others change meanwhile is told: no row is of another state of it than its hash.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import mmap
-import shutil
 import stat
-import tempfile
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-
-import msgspec
-import numpy as np
-import zstandard
+from typing import Any, NamedTuple
 
 from infersiege.errors import TraceError
-from infersiege.traces.head import Head
-from infersiege.traces.parquet import parquet_rows
+from infersiege.traces.array_scanner import ArrayError, ArrayScanner
+from infersiege.traces.head import HEAD_TEXT_BYTES, Head
+from infersiege.traces.kept_file import WINDOW_BYTES, KeptFile, new_spool
+from infersiege.traces.unpacked import BYTE_ORDER_MARK, Extent, Unpacked, files_in, unpacked
 from infersiege.traces.values import decode_json, not_json
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+__all__ = ["BYTE_ORDER_MARK", "IS_FOLDER", "MOST_ROW_BYTES", "Row", "Source", "is_missing", "why_unreadable"]
 
 HEAD_BYTES = 1 << 18
 """What `sniff` functions see of a file, and more where its first line is longer."""
 
-_LONGEST_LINE = 64 << 20
-_LONGEST_ARRAY = 4 << 20
-"""Of a line that is an array: longer ones are whole files, whose first elements tell the format."""
+MOST_ROW_BYTES = 64 << 20
+"""Of a row, an element of an array, or a document: decoded it takes several times as much."""
 
 
 _KINDS = (
@@ -93,11 +88,11 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._data: mmap.mmap | bytes | None = None
+        self._data: mmap.mmap | None = None
         self._sha256: str | None = None
         self._files: tuple[Path, ...] = (path,)
-        self._starts: list[int] = [0]
-        """First byte of each file in the unpacked data."""
+        self._window, self._window_at = b"", 0
+        """What was read last by `rows` and `elements`, whose rows are mostly asked for at once."""
         if is_missing(path):
             raise TraceError(
                 f"{path}: no such trace file",
@@ -105,92 +100,118 @@ class Source:
             )
         reason = why_unreadable(path)
         if reason == IS_FOLDER:
-            self._files = _files_in(path)
+            self._files = files_in(path)
         elif reason is not None:
             raise TraceError(f"{path}: {reason}", hint="what comes through a pipe must be saved first")
 
     def sha256(self) -> str:
-        """Of the file as it lies there (a packed file is not unpacked for it); of a folder, of its files' hashes."""
+        """Of the file as it lies there; of a folder, of its files' hashes.
+
+        Of a packed file and a folder it is computed while they are unpacked, of a plain file from the descriptor that
+        rows are read from: it is of the bytes that are played, or the file was changed and reading says so.
+        """
         if self._sha256 is None:
-            try:
-                digests = [_digest(path) for path in self._files]
-            except OSError as error:
-                raise _unreadable(self.path, error) from error
+            digests = self._unpacked.digests or (self._digest(),)
             whole = "".join(f"{path.name} {digest}\n" for path, digest in zip(self._files, digests, strict=True))
             self._sha256 = digests[0] if len(digests) == 1 else hashlib.sha256(whole.encode()).hexdigest()
         return self._sha256
 
     def head(self) -> Head:
-        """Of the (first) file."""
-        data = self.data()
-        size = self._starts[1] if len(self._starts) > 1 else len(data)
-        end = min(size, HEAD_BYTES)
-        if data.find(b"\n", 0, end) < 0:
-            longest = _LONGEST_ARRAY if data[:end].removeprefix(BYTE_ORDER_MARK).lstrip()[:1] == b"[" else _LONGEST_LINE
-            found = data.find(b"\n", end, min(size, longest))
-            end = min(size, longest) if found < 0 else found
-        return Head(data[:end])
+        """Of the (first) file that is not blank. Of a first line that is too long for a row, or a long array, only the
+        beginning."""
+        _, start, end = self.begin()
+        data = self._kept.read(start, min(start + HEAD_BYTES, end))
+        stop = start + len(data)
+        if b"\n" in data or stop == end:
+            return Head(data)
+        most = HEAD_TEXT_BYTES if data.lstrip()[:1] == b"[" else MOST_ROW_BYTES
+        stop = self._line_end(stop, min(end, start + most))
+        if stop < end and stop == start + most:
+            return Head(self._kept.read(start, min(stop, start + HEAD_TEXT_BYTES)), cut=True)
+        return Head(self._kept.read(start, stop))
+
+    def begin(self) -> Row:
+        """The first file that is not blank, as one row; line 1. Where all are, the first one."""
+        for row in self.documents():
+            if self._kept.read(row.start, min(row.start + HEAD_BYTES, row.end)).strip():
+                return row
+        return next(self.documents())
 
     def data(self) -> mmap.mmap | bytes:
-        """The unpacked file. A map of it where it is not empty: slices copy, the whole does not."""
-        if self._data is None:
-            try:
-                with self._unpacked() as file:
-                    size = file.seek(0, 2)
-                    self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-            except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
-                raise _unreadable(self.path, error) from error
-        return self._data
+        """The whole unpacked file; a plain one is copied for it, since nobody must change it."""
+        kept = self._kept
+        if self._data is None and kept.size > _SMALL:
+            if kept.ours:
+                self._data = mmap.mmap(kept.fileno(), 0, access=mmap.ACCESS_READ)
+            else:
+                with new_spool(self.path) as spool:
+                    for _, data in kept.windows(0, kept.size):
+                        spool.write(data)
+                with spool:
+                    self._data = mmap.mmap(spool.fileno(), 0, access=mmap.ACCESS_READ)
+        return kept.read(0, kept.size) if self._data is None else self._data
+
+    def file(self, row: Row) -> Path:
+        """The file that a row is of."""
+        return self._files[bisect_right(self._unpacked.starts, row.start) - 1]
 
     def place(self, row: Row) -> str:
         """`path:line`, as messages about a row begin."""
-        return f"{self._files[bisect_right(self._starts, row.start) - 1]}:{row.line}"
+        return f"{self.file(row)}:{row.line}"
+
+    def where(self, row: Row) -> str:
+        """The same for warnings about this trace: only the line, but where a folder is read."""
+        return f"line {row.line}" if self._files == (self.path,) else self.place(row)
 
     def rows(self) -> Iterator[Row]:
         """Lines that are not empty. LF and CR LF end a line, which are no part of the row, nor is a byte order mark."""
-        data = self.data()
-        find = data.find
-        for begin, size in self._extents():
-            start, line = begin, 0
-            while start < size:
-                line += 1
-                found = find(b"\n", start, size)
-                end = size if found < 0 else found
-                following = end + 1
-                if data[end - 1 : end] == b"\r":
-                    end -= 1
-                if end > start and not (end - start < _SHORT and data[start:end].isspace()):
-                    yield Row(line, start, end)
-                start = following
+        try:
+            for extent in self._extents:
+                yield from self._rows_of(extent)
+        finally:
+            self._window = b""
 
     def documents(self) -> Iterator[Row]:
         """Each file as one row (line 1), for formats with one JSON document a file."""
-        for start, end in self._extents():
-            yield Row(1, start, end)
+        for extent in self._extents:
+            yield Row(1, extent.start, extent.end)
 
     def elements(self) -> Iterator[Row]:
-        """Elements of the JSON array that the file is. Raises TraceError where it is none."""
-        view = memoryview(self.data())
-        # The elements are views of the map: where they begin is their distance from its first byte.
-        origin = _address(view) if len(view) else 0
-        for start, end in self._extents():
-            try:
-                raws = msgspec.json.decode(view[start:end], type=list[msgspec.Raw])
-            except (msgspec.DecodeError, RecursionError) as error:
-                reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-                place = self.place(Row(1, start, end))
-                raise TraceError(f"{place}: is no JSON array ({reason})", hint="is the file whole?") from None
-            for index, raw in enumerate(raws):
-                part = memoryview(raw)
-                begin = _address(part) - origin
-                yield Row(index, begin, begin + len(part))
+        """Elements of the JSON array that the file is. Raises TraceError where it is none, or is not whole; what is
+        wrong inside an element is told when it is decoded."""
+        try:
+            for whole in self.documents():
+                scanner = ArrayScanner()
+                try:
+                    for at, data in self._kept.windows(whole.start, whole.end):
+                        self._window, self._window_at = data, at
+                        for element in scanner.feed(at, data):
+                            yield Row(*element)
+                    scanner.finish()
+                except ArrayError as error:
+                    raise TraceError(
+                        f"{self.place(whole)}: is no JSON array ({error})", hint="is the file whole?"
+                    ) from None
+        finally:
+            self._window = b""
 
     def raw(self, row: Row) -> bytes:
-        return self.data()[row.start : row.end]
+        """Raises TraceError where it is longer than MOST_ROW_BYTES, or the file was changed."""
+        _, start, end = row
+        at = start - self._window_at
+        if at >= 0 and end - self._window_at <= len(self._window):
+            return self._window[at : end - self._window_at]
+        if end - start > MOST_ROW_BYTES:
+            raise TraceError(
+                f"{self.place(row)}: is {(end - start) / (1 << 20):,.0f} MiB long, a row has at most "
+                f"{MOST_ROW_BYTES >> 20} MiB",
+                hint="make sessions shorter; a file of many sessions is JSON Lines or one array of them",
+            )
+        return self._kept.read(start, end)
 
     def json(self, row: Row) -> Any:
         """The decoded row. Raises TraceError with its place."""
-        raw = self.data()[row.start : row.end]
+        raw = self.raw(row)
         try:
             return decode_json(raw)
         except ValueError as error:
@@ -198,99 +219,79 @@ class Source:
         try:
             raw.decode()
         except UnicodeDecodeError as error:
-            raise TraceError(f"{place}: is not UTF-8 ({error.reason})", hint="convert the file to UTF-8") from None
+            raise _not_utf_8(place, error) from None
         raise not_json(place, reason)
 
-    def lines(self) -> Iterator[tuple[int, str]]:
-        """(1-based number, text without its line end) of lines that are not empty, for CSV.
+    def lines(self) -> Iterator[tuple[Row, str]]:
+        """(place, text without its line end) of lines that are not empty, for CSV.
 
         Raises TraceError where the text is no UTF-8.
         """
-        data = self.data()
         for row in self.rows():
             try:
-                yield row.line, data[row.start : row.end].decode()
+                yield row, self.raw(row).decode()
             except UnicodeDecodeError as error:
-                raise TraceError(
-                    f"{self.place(row)}: is not UTF-8 ({error.reason})", hint="convert the file to UTF-8"
-                ) from error
+                raise _not_utf_8(self.place(row), error) from None
 
-    def _extents(self) -> Iterator[tuple[int, int]]:
-        """First byte and end of each file, without its byte order mark."""
-        data = self.data()
-        for start, end in zip(self._starts, [*self._starts[1:], len(data)], strict=True):
-            yield start + 3 * (data[start : start + 3] == BYTE_ORDER_MARK), end
+    def _rows_of(self, extent: Extent) -> Iterator[Row]:
+        start, last, line = extent
+        while start < last:
+            data = self._kept.read(start, min(start + WINDOW_BYTES, last))
+            self._window, self._window_at = data, start
+            size, at, find = len(data), 0, data.find
+            while at < size:
+                found = find(b"\n", at)
+                if found < 0:
+                    if start + size < last:
+                        break
+                    found = size
+                line += 1
+                end = found - (data[found - 1 : found] == b"\r")
+                if end > at and not (end - at < _SHORT and data[at:end].isspace()):
+                    yield Row(line, start + at, start + end)
+                at = found + 1
+            if at:
+                start += at
+                continue
+            # A row that is longer than what is read at once.
+            line += 1
+            stop = self._line_end(start + size, last)
+            yield Row(line, start, stop - (self._kept.read(stop - 1, stop) == b"\r"))
+            start = stop + 1
 
-    def _unpacked(self) -> IO[bytes]:
-        if len(self._files) == 1:
-            return _unpack(self._files[0])
-        spool = _spool()
-        self._starts.clear()
-        for path in self._files:
-            self._starts.append(spool.tell())
-            with _unpack(path) as file:
-                file.seek(0)
-                shutil.copyfileobj(file, spool, 1 << 20)
-        spool.flush()
-        return spool
+    def _line_end(self, start: int, last: int) -> int:
+        """Place of the first line feed from `start` on, or `last`."""
+        for at, data in self._kept.windows(start, last):
+            found = data.find(b"\n")
+            if found >= 0:
+                return at + found
+        return last
+
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for _, data in self._kept.windows(0, self._kept.size):
+            digest.update(data)
+        return digest.hexdigest()
+
+    @cached_property
+    def _unpacked(self) -> Unpacked:
+        return unpacked(self._files)
+
+    @cached_property
+    def _kept(self) -> KeptFile:
+        return self._unpacked.file
+
+    @cached_property
+    def _extents(self) -> tuple[Extent, ...]:
+        return tuple(self._unpacked.extents)
 
 
 _SHORT = 64
 """Longer lines are not looked at for being blank."""
 
-_SUFFIXES = frozenset({".json", ".jsonl", ".ndjson", ".traj", ".parquet", ".gz", ".zst"})
-"""Of files in a folder; others (licences, notes, CSV files, which have headers) are passed over."""
+_SMALL = 16 << 20
+"""What `data` gives as it is read."""
 
 
-def _files_in(folder: Path) -> tuple[Path, ...]:
-    """Raises TraceError where there is none."""
-    files = tuple(sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.is_file()))
-    if not files:
-        raise TraceError(f"{folder}: no trace file in this folder", hint=f"looked for {', '.join(sorted(_SUFFIXES))}")
-    return files
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _unpack(path: Path) -> IO[bytes]:
-    """By content, not by name: `.gz` files get renamed."""
-    file = path.open("rb")
-    magic = file.read(4)
-    file.seek(0)
-    if magic[:2] == b"\x1f\x8b":
-        return _spooled(file, gzip.GzipFile(fileobj=file))
-    if magic == b"\x28\xb5\x2f\xfd":
-        return _spooled(file, zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
-    if magic == b"PAR1":
-        file.close()
-        return parquet_rows(path)
-    return file
-
-
-def _spool() -> IO[bytes]:
-    """A file without a name: it is gone when it is closed, however this process ends."""
-    return tempfile.TemporaryFile(prefix="infersiege-trace-")
-
-
-def _spooled(file: IO[bytes], unpacked: Any) -> IO[bytes]:
-    spool = _spool()
-    try:
-        with file, unpacked:
-            shutil.copyfileobj(unpacked, spool, 1 << 20)
-        spool.flush()
-    except BaseException:
-        spool.close()
-        raise
-    return spool
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
-
-
-def _unreadable(path: Path, error: Exception) -> TraceError:
-    detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-    return TraceError(f"{path}: cannot be read ({detail})", hint="check the file's permissions and that it is whole")
+def _not_utf_8(place: str, error: UnicodeDecodeError) -> TraceError:
+    return TraceError(f"{place}: is not UTF-8 ({error.reason})", hint="convert the file to UTF-8")
