@@ -56,7 +56,7 @@ def test_a_trace_that_is_edited_while_it_plays(edit: Callable[[Path], None], sie
         edit(path)
         ran = running.wait()
     assert ran.code == 3, ran.out
-    said = f"the trace {path} was changed while it was played"
+    said = f"the trace can't be played on: {path}: was changed while it was read"
     assert ran.summary.invalid[0].startswith(said)
     assert not any("fault of infersiege" in reason or "report it" in reason for reason in ran.summary.invalid), ran.out
     (ended,) = (event for event in ran.events if event.kind == "load_ended")

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infersiege.errors import UsageError
+from infersiege.errors import TraceError, UsageError
 from infersiege.plan.load import plan_from_json, plan_json
 from infersiege.plan.load_schema import Load, Sine, Stage
 from infersiege.plan.schema import Channel, Plan, Run, Stop, Workload
 from infersiege.records import Plays
 from infersiege.schedule import Ticket
 from infersiege.swarm.ledger import request_id_of, workload_key
-from infersiege.swarm.source import SessionSource
+from infersiege.swarm.source import SessionSource, shown_id
 
 SECOND = 1_000_000_000
 QUICK = {"calls": 3, "calls_max": 5, "prefix_tokens": 200, "task_p50": 200, "append_p50": 50}
@@ -269,3 +269,51 @@ def test_trace_hashes_are_of_files_and_follow_their_content(tmp_path: Path) -> N
     assert len(before) == 1, "a built-in is the same wherever the version is"
     assert hashes(["a", "b"]) == before
     assert hashes(["a", "x"]) != before
+
+
+def edited(path: Path, old: bytes, new: bytes) -> None:
+    """In place, of the same length."""
+    data = path.read_bytes()
+    assert len(old) == len(new) and old in data
+    with path.open("r+b") as file:
+        file.write(data.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [(b"question", b"QUESTION", "text that could be sent"), (b'{"', b"\xfe\xff", "garbage is no fault of its line")],
+)
+def test_a_session_of_a_trace_that_was_changed_is_not_played(tmp_path: Path, old: bytes, new: bytes, why: str) -> None:
+    path = Path(chat_file(tmp_path / "t.jsonl", [f"s{number}" for number in range(3000)]))
+    source = SessionSource(plan(Workload(scenario="talk", trace=str(path))), place=0, members=1)
+    tickets = list(source.tickets())
+    edited(path, old, new)
+    with pytest.raises(TraceError, match=r"t\.jsonl: was changed while it was read"):
+        for ticket in tickets:
+            source.conversation(ticket)
+    assert len(tickets) == 20, why
+
+
+SHOWN = [
+    ("s-1", True, "a plain name"),
+    ("2b1e-4c1a_x.y~3", True, "an id of a log"),
+    ("a@b", True, "an @ alone is no address"),
+    ("user-sk-live0123456789abcdef", False, "a key"),
+    ("someone@example.org/42", False, "a mail address"),
+]
+
+
+@pytest.mark.parametrize(("session_id", "shown", "why"), SHOWN, ids=[why for *_, why in SHOWN])
+def test_an_id_that_looks_like_a_key_or_an_address_is_not_shown(session_id: str, shown: bool, why: str) -> None:
+    found = shown_id(session_id)
+    assert (found == session_id) is shown, why
+    assert shown or ("live0123" not in found and "@" not in found and len(found) < 24)
+    assert found == shown_id(session_id) == shown_id(found)
+
+
+def test_ids_stay_apart_when_they_are_replaced(tmp_path: Path) -> None:
+    trace = chat_file(tmp_path / "t.jsonl", [f"sk-live0123456789abcdef-{number}" for number in range(20)])
+    source = SessionSource(plan(Workload(scenario="talk", trace=trace)), place=0, members=1)
+    for named in (source.session_id, source.named_conversation):
+        names = [named(ticket)[0] for ticket in source.tickets()]
+        assert len(set(names)) == 20 and not any("sk-" in name for name in names)

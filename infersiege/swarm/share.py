@@ -96,7 +96,8 @@ class WorkerShare:
         """No more sessions can be made: what is open goes on, nothing more is started by whoever had it."""
         if isinstance(error, InfersiegeError) and not isinstance(error, InternalError):
             log.warning("worker: %s", error)
-            self.trouble = self.trouble or (f"{error}; {error.hint}" if error.hint else str(error))
+            said = f"the trace can't be played on: {error}" if isinstance(error, TraceError) else str(error)
+            self.trouble = self.trouble or (f"{said}; {error.hint}" if error.hint else said)
         else:
             log.error("worker", exc_info=error)
             self.fault = self.fault or f"{type(error).__name__}: {error}"[:300]
@@ -108,13 +109,6 @@ class WorkerShare:
     def why_stopped(self) -> str | None:
         """Why no more sessions are made, for the log of events; None: they are, or all were played."""
         return f"a fault of infersiege: {self.fault}" if self.fault is not None else self.trouble
-
-    def look_at_traces(self) -> None:
-        """The last look: what was played is what was opened."""
-        try:
-            self.source.look_at_traces()
-        except TraceError as error:
-            self.failed(error)
 
     def begin(self) -> None:
         """The master said go: the time axis is fixed."""

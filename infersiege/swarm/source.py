@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infersiege.channels.routing import ByScenario, Failover, Overflow, Policy, Weighted
-from infersiege.errors import TraceError
 from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.streams import Stream, spans_of, streams_of
@@ -19,7 +18,6 @@ from infersiege.records import Plays, Session, TextLengths, TraceAccount, TraceC
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
 from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.texts import synthesizers
-from infersiege.swarm.trace_watch import TraceWatch, is_read_later, watch_of
 from infersiege.traces import Conversation, Trace, prompt_salt
 from infersiege.traces.change import redacted_text
 
@@ -46,11 +44,7 @@ class SessionSource:
         self._place, self._members = place, members
         self._labels = _labels(plan)
         self._policies = policies(plan)
-        watches = [watch_of(workload) for workload in plan.workloads]
         self.traces: tuple[Trace, ...] = tuple(trace_of(plan, workload) for workload in plan.workloads)
-        self._watches: tuple[TraceWatch | None, ...] = tuple(
-            watch if is_read_later(trace) else None for watch, trace in zip(watches, self.traces, strict=True)
-        )
         self._synthesizers = synthesizers(plan, text_lengths or {})
         self.streams: tuple[Stream, ...] = streams_of(plan)
         self._spans = spans_of(plan)
@@ -124,30 +118,11 @@ class SessionSource:
     def session_id(self, ticket: Ticket) -> tuple[str, int]:
         """(unique id in the run, index in the trace): an id of the trace, with its repeat where the trace wraps."""
         repeat, index = self._place_in_trace(ticket)
-        return self._name(ticket, self._session(ticket.workload, index), repeat), index
+        return self._name(ticket, self.traces[ticket.workload].session(index), repeat), index
 
     def is_repeat(self, ticket: Ticket) -> bool:
         """Whether its session was played before: the trace wraps."""
         return self._place_in_trace(ticket)[0] > 0
-
-    def _session(self, workload: int, index: int) -> Session:
-        """Raises TraceError for a trace that was changed since it was opened, and for one that can't be read."""
-        watch = self._watches[workload]
-        try:
-            session = self.traces[workload].session(index)
-        except TraceError:
-            if watch is not None:
-                watch.read(at_once=True)  # Whatever it says then is because of that.
-            raise
-        if watch is not None:
-            watch.read()
-        return session
-
-    def look_at_traces(self) -> None:
-        """Raises TraceError for a trace that was changed before something was read of it that was played."""
-        for watch in self._watches:
-            if watch is not None:
-                watch.look()
 
     def channel_of(self, ticket: Ticket) -> tuple[str, str | None]:
         """(channel on which a ticket's session begins, as far as is known before it does; hybrid channel that says so).
@@ -178,7 +153,7 @@ class SessionSource:
         plan, workload = self.plan, self.plan.workloads[ticket.workload]
         load = workload.load or plan.load
         repeat, index = self._place_in_trace(ticket)
-        session = self._session(ticket.workload, index)
+        session = self.traces[ticket.workload].session(index)
         salt = None
         if workload.salt is not False:
             salt = prompt_salt(plan.run.nonce or "", stage or self.stage_of(ticket), repeat)

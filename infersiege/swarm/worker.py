@@ -338,7 +338,6 @@ class Worker:
         if not users.join(timeout=ABORT_GRACE_S):
             users.kill(timeout=ABORT_GRACE_S)
         share.ledger.skip_all(self._control.reason)
-        share.look_at_traces()
         deadline_ns = time.monotonic_ns() + ACK_PATIENCE_NS
         while not spool.empty() and time.monotonic_ns() < deadline_ns and not self._finished.is_set():
             self._ship()
