@@ -51,10 +51,10 @@ class KeptFile:
             raise was_changed(self._path)
         return data
 
-    def windows(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    def windows(self, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
         """(first byte, data) of one piece after the other. Raises TraceError as `read` does."""
         while start < end:
-            data = self.read(start, min(start + WINDOW_BYTES, end))
+            data = self.read(start, min(start + size, end))
             yield start, data
             start += len(data)
 
@@ -91,9 +91,14 @@ def new_spool(path: Path) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with suppress(OSError):  # of what it still held, which is of no use any more
             spool.close()
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        if is_of_spool(error):
             raise _no_room(path, folder, error) from error
         raise
+
+
+def is_of_spool(error: BaseException) -> bool:
+    """Writing failed, not reading."""
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def unreadable(path: Path, error: Exception) -> TraceError:
@@ -105,9 +110,10 @@ def was_changed(path: Path) -> TraceError:
     return TraceError(f"{path}: was changed while it was read", hint="play a copy, or wait until it is written")
 
 
-def _no_room(path: Path, folder: str, error: OSError) -> TraceError:
+def _no_room(path: Path, folder: str, error: BaseException) -> TraceError:
+    detail = getattr(error, "strerror", None) or error
     return TraceError(
-        f"{path}: cannot be unpacked into {folder} ({error.strerror or error})",
+        f"{path}: cannot be unpacked into {folder} ({detail})",
         hint="set TMPDIR to a folder with room for the unpacked file, or unpack it yourself",
     )
 

@@ -86,8 +86,10 @@ class Source:
     """One trace file, or a folder of them as if they were one. Nothing is read before it is asked for; errors of
     reading are TraceErrors."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, window_bytes: int = WINDOW_BYTES) -> None:
+        """`window_bytes`: what is read at once by who reads it through."""
         self.path = path
+        self._window_bytes = window_bytes
         self._data: mmap.mmap | None = None
         self._sha256: str | None = None
         self._files: tuple[Path, ...] = (path,)
@@ -183,7 +185,7 @@ class Source:
             for whole in self.documents():
                 scanner = ArrayScanner()
                 try:
-                    for at, data in self._kept.windows(whole.start, whole.end):
+                    for at, data in self._kept.windows(whole.start, whole.end, self._window_bytes):
                         self._window, self._window_at = data, at
                         for element in scanner.feed(at, data):
                             yield Row(*element)
@@ -236,7 +238,7 @@ class Source:
     def _rows_of(self, extent: Extent) -> Iterator[Row]:
         start, last, line = extent
         while start < last:
-            data = self._kept.read(start, min(start + WINDOW_BYTES, last))
+            data = self._kept.read(start, min(start + self._window_bytes, last))
             self._window, self._window_at = data, start
             size, at, find = len(data), 0, data.find
             while at < size:
@@ -256,12 +258,14 @@ class Source:
             # A row that is longer than what is read at once.
             line += 1
             stop = self._line_end(start + size, last)
-            yield Row(line, start, stop - (self._kept.read(stop - 1, stop) == b"\r"))
+            end = stop - (self._kept.read(stop - 1, stop) == b"\r")
+            if end > start and not (end - start < _SHORT and self._kept.read(start, end).isspace()):
+                yield Row(line, start, end)
             start = stop + 1
 
     def _line_end(self, start: int, last: int) -> int:
         """Place of the first line feed from `start` on, or `last`."""
-        for at, data in self._kept.windows(start, last):
+        for at, data in self._kept.windows(start, last, self._window_bytes):
             found = data.find(b"\n")
             if found >= 0:
                 return at + found

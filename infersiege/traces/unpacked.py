@@ -14,7 +14,7 @@ import zstandard
 
 from infersiege.errors import TraceError
 from infersiege.traces.foreign import START_BYTES, foreign
-from infersiege.traces.kept_file import WINDOW_BYTES, KeptFile, new_spool, unchanged, unreadable
+from infersiege.traces.kept_file import WINDOW_BYTES, KeptFile, is_of_spool, new_spool, unchanged, unreadable
 from infersiege.traces.parquet import write_rows
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -134,6 +134,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        if is_of_spool(error):
+            raise
         raise unreadable(path, error) from error
 
 
