@@ -185,6 +185,15 @@ def test_a_plan_is_inspected_workload_by_workload(tmp_path: Path) -> None:
     assert [fit["limit_tokens"] for fit in found[0]["trace"]["context"]] == [4000]
     assert found[1]["trace"]["format"] == "mooncake"
     text = inspect(plan).stdout
+    assert "clip" not in text and found[0]["trace"]["context"][0]["turns_clipped"] is None
+    said = plan.read_text(encoding="utf-8").replace("context_limit = 4000", 'context_limit = 400\ntoo_long = "clip"')
+    plan.write_text(said, encoding="utf-8")
+    clipped = figures(plan, "--sessions", "10")["workloads"][0]["trace"]["context"][0]
+    assert clipped["turns_clipped"] == clipped["sessions_cut"] > 0
+    assert (
+        f"too_long = clip: at 400 tokens {clipped['turns_clipped']} prompts are cut"
+        in inspect(plan, "--sessions", "10").stdout
+    )
     assert text.index("qa\n") < text.index("builtin:short-qa") < text.index("hashes\n")
 
 

@@ -427,13 +427,13 @@ def test_a_turn_over_the_limit_ends_its_line_and_what_starts_from_there() -> Non
         assert played(trace, limit) == fit(measured, limit).turns_kept
 
 
-def played(trace: Trace, limit: int) -> int:
+def played(trace: Trace, limit: int, *, clip: bool = False) -> int:
     """Turns that a run sends, as a dry run counts them."""
     assert trace.sessions is not None
     count = 0
     for index in range(trace.sessions):
         conversation = Conversation(
-            trace.session(index), synthesizer=SYNTHESIZER, context_limit=limit, default_max_tokens=0
+            trace.session(index), synthesizer=SYNTHESIZER, context_limit=limit, default_max_tokens=0, clip=clip
         )
         count += sum(not turn.too_long for turn in conversation.outlines())
     return count
@@ -495,6 +495,22 @@ def test_a_turn_over_the_limit_ends_its_session() -> None:
     assert fit(measured, 45).turns_dropped == 0, "prompt + output may fill the context"
     nothing = fit(measured, 10)
     assert (nothing.sessions_dropped, nothing.input_mean, nothing.prefix_share) == (2, None, None)
+
+
+def test_a_turn_over_the_limit_is_sent_cut_where_the_plan_clips() -> None:
+    """Prompts of 200, 400, 200 and 300 tokens, answers of 5: one is over 250, and so is one of another session."""
+    one, two = session(*(blocks(range(n)) for n in (20, 40, 20))), session(blocks(range(30)), name="b")
+    trace = trace_of(one, two)
+    measured = measure(trace, 1)
+    found = fit(measured, 250, clip=True)
+    assert (found.sessions_whole, found.sessions_cut, found.sessions_dropped) == (0, 2, 0)
+    assert (found.turns_kept, found.turns_dropped, found.turns_clipped) == (4, 0, 2)
+    assert found.turns_kept == played(trace, 250, clip=True) > played(trace, 250) == fit(measured, 250).turns_kept
+    assert (found.input_mean, found.prefix_share) == ((200 + 245 + 200 + 245) / 4, None)
+    assert fit(measured, 250).turns_clipped is None
+    roomy = fit(measured, 405, clip=True)
+    assert (roomy.turns_clipped, roomy.sessions_whole) == (0, 2) and roomy.prefix_share is not None
+    assert fit(measured, 5, clip=True).turns_kept == 0, "the answer alone fills it"
 
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=6), st.integers(1, 100))

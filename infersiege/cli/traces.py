@@ -89,7 +89,9 @@ def inspect(
         click.echo(f"page: {escaped(str(html))}", err=as_json)
 
 
-def _inspected(trace: Trace, sessions: int | None, limits: tuple[int, ...], cap_ns: int) -> Inspected:
+def _inspected(
+    trace: Trace, sessions: int | None, limits: tuple[int, ...], cap_ns: int, *, clip: bool = False
+) -> Inspected:
     import msgspec
 
     from infersiege.report.trace_page import Inspected
@@ -98,7 +100,7 @@ def _inspected(trace: Trace, sessions: int | None, limits: tuple[int, ...], cap_
 
     measured = measure(trace, sessions or SAMPLE_SESSIONS)
     description = describe_measured(
-        trace, measured, context_limits=limits or CONTEXT_LIMITS, delay_cap_ns=cap_ns, wanted=sessions
+        trace, measured, context_limits=limits or CONTEXT_LIMITS, clip=clip, delay_cap_ns=cap_ns, wanted=sessions
     )
     description = msgspec.structs.replace(description, name=unicode_of(description.name))
     return Inspected(description=description, measured=measured)
@@ -134,7 +136,8 @@ def _inspect_plan(path: Path, given: list[str], sessions: int | None, limits: tu
     for workload in plan.workloads:
         own = () if workload.context_limit is None else (workload.context_limit,)
         cap_ns = DELAY_CAP_NS if workload.delay_cap_ns is None else workload.delay_cap_ns
-        found = _inspected(trace_of(plan, workload), sessions, limits or own, cap_ns)
+        clip = workload.too_long == "clip"
+        found = _inspected(trace_of(plan, workload), sessions, limits or own, cap_ns, clip=clip)
         if as_json:
             rows.append({"scenario": workload.scenario, "trace": found.description})
         else:

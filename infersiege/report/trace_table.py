@@ -25,6 +25,8 @@ def print_description(found: Description, console: Console) -> None:
     headers: tuple[str, ...] = ("Context\nlimit", "Sessions\nwhole", "\ncut", "\ndropped", "Turns\ndropped")
     headers += ("Input\nmean", "Output\nmean", "Prefix\nshare")
     _print(console, "What a context limit leaves", headers, context_rows(found))
+    for line in clip_lines(found):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def sentences(found: Description) -> Iterator[str]:
@@ -92,6 +94,14 @@ def distribution_rows(found: Description) -> list[list[str]]:
         elif name in always:
             rows.append([f"{name}{_NOT_TOLD}", "0", *([ABSENT] * (len(SPREADS) - 1))])
     return rows
+
+
+def clip_lines(found: Description) -> Iterator[str]:
+    """What `too_long = "clip"` cuts at each limit; none where it is "skip"."""
+    for fit in found.context:
+        if fit.turns_clipped is not None:
+            cut = f"{fit.turns_clipped:,} prompts are cut, as far as they can be"
+            yield f"too_long = clip: at {fit.limit_tokens:,} tokens {cut}"
 
 
 def context_rows(found: Description) -> list[list[str]]:

@@ -128,11 +128,12 @@ def describe_measured(
     measured: Measured,
     *,
     context_limits: Sequence[int] = CONTEXT_LIMITS,
+    clip: bool = False,
     delay_cap_ns: int = DELAY_CAP_NS,
     wanted: int | None = None,
 ) -> Description:
-    """The figures of what `measure` found. `wanted`: sessions that a run is to have, for a warning where the trace has
-    fewer."""
+    """The figures of what `measure` found. `clip`: what is over a limit is cut, not skipped. `wanted`: sessions that a
+    run is to have, for a warning where the trace has fewer."""
     arrivals = measured.arrivals_ns
     span_s = None if arrivals is None or len(arrivals) < 2 else float(arrivals[-1] - arrivals[0]) / _SECOND_NS
     counts = measured.turn_counts
@@ -163,7 +164,9 @@ def describe_measured(
         prefix_share=share_of(measured.own, measured.prompt) if measured.sharing_told else None,
         cache_bound=share_of(measured.cached, measured.prompt) if measured.sharing_told else None,
         longest=_longest(trace, measured),
-        context=tuple(fit(measured, limit) for limit in context_limits) if (measured.prompt != UNKNOWN).any() else (),
+        context=tuple(fit(measured, limit, clip=clip) for limit in context_limits)
+        if (measured.prompt != UNKNOWN).any()
+        else (),
         warnings=(*trace.warnings, *_warnings(trace, measured, wanted)),
     )
 
