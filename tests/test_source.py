@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -21,6 +24,7 @@ from infersiege.schedule import Ticket
 from infersiege.swarm.ledger import request_id_of, workload_key
 from infersiege.swarm.source import SessionSource, shown_id
 
+EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 SECOND = 1_000_000_000
 QUICK = {"calls": 3, "calls_max": 5, "prefix_tokens": 200, "task_p50": 200, "append_p50": 50}
 
@@ -317,3 +321,38 @@ def test_ids_stay_apart_when_they_are_replaced(tmp_path: Path) -> None:
     for named in (source.session_id, source.named_conversation):
         names = [named(ticket)[0] for ticket in source.tickets()]
         assert len(set(names)) == 20 and not any("sk-" in name for name in names)
+
+
+SEQUENCE = """
+import hashlib, json, sys
+from infersiege.plan.load import plan_from_json
+from infersiege.swarm.source import SessionSource
+source, digest = SessionSource(plan_from_json(sys.stdin.read()), place=0, members=1), hashlib.sha256()
+for ticket in source.tickets():
+    name, conversation = source.named_conversation(ticket)
+    digest.update(f"{ticket} {name}".encode())
+    while (turn := conversation.next_turn()) is not None:
+        digest.update(f"{turn.delay_ns} {json.dumps(list(turn.messages))}".encode())
+        conversation.answered("", [])
+print(digest.hexdigest())
+"""
+
+
+def test_what_is_sent_is_no_matter_of_the_process_that_sends_it() -> None:
+    """Workers of other hosts have other hash seeds, locales, time zones and homes, or none."""
+    traces = ["builtin:short-qa", "builtin:agent", *(str(EXAMPLES / name) for name in ("weka.json", "tau-bench.json"))]
+    workloads = [Workload(scenario=f"s{at}", trace=trace, wrap=True) for at, trace in enumerate(traces)]
+    text = plan_json(plan(*workloads, load=Load(mode="open", rate=5.0)))
+    given = {"PYTHONHASHSEED": "1", "LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "HOME": "/"}
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", SEQUENCE],
+            input=text.decode(),
+            env={**{name: value for name, value in os.environ.items() if name not in given}, **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for more in ({}, given)
+    ]
+    assert told[0] == told[1] and len(told[0].strip()) == 64
