@@ -14,7 +14,7 @@ from infersiege.traces.lengths import LengthTrace
 from infersiege.traces.options import Option
 from infersiege.traces.source import Source
 from infersiege.traces.stamps import stamp_ns
-from infersiege.traces.trace import ReadOptions, Tally, check_span
+from infersiege.traces.trace import LONGEST_NS, ReadOptions, Tally, check_span
 from infersiege.traces.values import shown_key
 
 NAME = "azure"
@@ -64,7 +64,9 @@ def read(source: Source, options: ReadOptions) -> LengthTrace:
                 hint="sort the rows by TIMESTAMP (files of a folder are read by name)",
             )
         before = at
-        arrival_ns = check_span(table.place(line), at - first, "time since the first row")
+        arrival_ns = at - first
+        if arrival_ns > LONGEST_NS:
+            check_span(table.place(line), arrival_ns, "time since the first row")
         if prompt == 0 or output == 0:
             tally.skip("no_input" if prompt == 0 else "no_output", table.where(line))
             continue

@@ -70,9 +70,8 @@ class CsvTable:
     def tokens(self, text: str, column: str, number: int) -> int:
         """A whole number of at least 0 (`3.0` counts as 3). Raises TraceError."""
         # Python's own numbers may have underscores, and digits of any script.
-        digits = text.strip(" ")
         try:
-            value = int(digits) if digits.isdecimal() and digits.isascii() else self._from_float(text, column, number)
+            value = int(text) if text.isascii() and text.isdecimal() else self._from_float(text, column, number)
         except ValueError:  # Python reads no more than some thousand digits
             self._refuse(text, column, number)
         if value < 0:
@@ -82,7 +81,7 @@ class CsvTable:
         return value
 
     def _from_float(self, text: str, column: str, number: int) -> int:
-        value = float(text) if _NUMBER.fullmatch(text.strip(" ")) else math.nan
+        value = float(text) if _NUMBER.fullmatch(text) else math.nan
         if not value.is_integer():
             self._refuse(text, column, number)
         return int(value)
@@ -94,7 +93,7 @@ class CsvTable:
         )
 
 
-_NUMBER = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_NUMBER = re.compile(r" *[-+]?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)? *", re.ASCII)
 
 _PLAUSIBLE = 1_000_000
 """Larger numbers of tokens are looked at."""

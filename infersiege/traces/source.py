@@ -93,7 +93,9 @@ class Source:
         self._data: mmap.mmap | None = None
         self._sha256: str | None = None
         self._files: tuple[Path, ...] = (path,)
-        self._window, self._window_at = b"", 0
+        self._name = str(path)
+        """Of the only file, for `place`, which is asked for with each row; empty where a folder is read."""
+        self._window, self._window_at, self._window_end = b"", 0, 0
         """What was read last by `rows` and `elements`, whose rows are mostly asked for at once."""
         if is_missing(path):
             raise TraceError(
@@ -102,7 +104,7 @@ class Source:
             )
         reason = why_unreadable(path)
         if reason == IS_FOLDER:
-            self._files = files_in(path)
+            self._files, self._name = files_in(path), ""
         elif reason is not None:
             raise TraceError(f"{path}: {reason}", hint="what comes through a pipe must be saved first")
 
@@ -159,11 +161,11 @@ class Source:
 
     def place(self, row: Row) -> str:
         """`path:line`, as messages about a row begin."""
-        return f"{self.file(row)}:{row.line}"
+        return f"{self._name or self.file(row)}:{row.line}"
 
     def where(self, row: Row) -> str:
         """The same for warnings about this trace: only the line, but where a folder is read."""
-        return f"line {row.line}" if self._files == (self.path,) else self.place(row)
+        return f"line {row.line}" if self._name else self.place(row)
 
     def rows(self) -> Iterator[Row]:
         """Lines that are not empty. LF and CR LF end a line, which are no part of the row, nor is a byte order mark."""
@@ -171,7 +173,7 @@ class Source:
             for extent in self._extents:
                 yield from self._rows_of(extent)
         finally:
-            self._window = b""
+            self._hold(0, b"")
 
     def documents(self) -> Iterator[Row]:
         """Each file as one row (line 1), for formats with one JSON document a file."""
@@ -186,7 +188,7 @@ class Source:
                 scanner = ArrayScanner()
                 try:
                     for at, data in self._kept.windows(whole.start, whole.end, self._window_bytes):
-                        self._window, self._window_at = data, at
+                        self._hold(at, data)
                         for element in scanner.feed(at, data):
                             yield Row(*element)
                     scanner.finish()
@@ -195,14 +197,14 @@ class Source:
                         f"{self.place(whole)}: is no JSON array ({error})", hint="is the file whole?"
                     ) from None
         finally:
-            self._window = b""
+            self._hold(0, b"")
 
     def raw(self, row: Row) -> bytes:
         """Raises TraceError where it is longer than MOST_ROW_BYTES, or the file was changed."""
         _, start, end = row
-        at = start - self._window_at
-        if at >= 0 and end - self._window_at <= len(self._window):
-            return self._window[at : end - self._window_at]
+        at = self._window_at
+        if start >= at and end <= self._window_end:
+            return self._window[start - at : end - at]
         if end - start > MOST_ROW_BYTES:
             raise TraceError(
                 f"{self.place(row)}: is {(end - start) / (1 << 20):,.0f} MiB long, a row has at most "
@@ -239,7 +241,7 @@ class Source:
         start, last, line = extent
         while start < last:
             data = self._kept.read(start, min(start + self._window_bytes, last))
-            self._window, self._window_at = data, start
+            self._hold(start, data)
             size, at, find = len(data), 0, data.find
             while at < size:
                 found = find(b"\n", at)
@@ -262,6 +264,9 @@ class Source:
             if end > start and not (end - start < _SHORT and self._kept.read(start, end).isspace()):
                 yield Row(line, start, end)
             start = stop + 1
+
+    def _hold(self, at: int, data: bytes) -> None:
+        self._window, self._window_at, self._window_end = data, at, at + len(data)
 
     def _line_end(self, start: int, last: int) -> int:
         """Place of the first line feed from `start` on, or `last`."""
