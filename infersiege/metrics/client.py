@@ -15,16 +15,11 @@ from msgspec.structs import replace
 
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.metrics.histogram import Histogram
+from infersiege.metrics.limits import FEW, SHARE, WIDE_SLACK_NS, too_many
 from infersiege.metrics.turn import NS_PER_MS, lateness
 from infersiege.records import Calibration, ClientHealth, ClientSummary, ClientVerdict, Phase, TurnRecord
 
 SECOND_NS = 1_000_000_000
-
-WIDE_SLACK_NS = NS_PER_MS
-"""A first token whose arrival is in doubt by more than this counts against the client."""
-SLACK_SHARE = 0.01
-FEW = 3
-"""Fewer turns, or seconds, over a limit prove nothing."""
 
 HELD_MS = 50
 """An event loop that lets one of a hundred instants wait for longer than this.
@@ -183,7 +178,7 @@ def judged(seen: ClientSummary) -> ClientSummary:
 def _over(seen: ClientSummary, part: float) -> list[str]:
     """What is over this part of the limits."""
     found = []
-    if seen.wide_slack >= FEW and seen.wide_slack > part * SLACK_SHARE * seen.first_tokens:
+    if too_many(seen.wide_slack, seen.first_tokens, part * SHARE):
         found.append(
             f"the first token of {seen.wide_slack} of {seen.first_tokens} turns is in doubt by more than "
             f"{WIDE_SLACK_NS / NS_PER_MS:.0f} ms"

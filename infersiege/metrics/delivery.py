@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from infersiege.metrics.collect import Collector, Flow
+from infersiege.metrics.collect import Collector
 from infersiege.metrics.facts import AskedLoad, SteadyWindow
+from infersiege.metrics.flow import Flow
 from infersiege.records import Outcome
 
 Instants = npt.NDArray[np.int64]

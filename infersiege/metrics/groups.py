@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from infersiege.cost import BY_TOKENS, PER_MILLION, money
-from infersiege.metrics.collect import Bill, Cell, Collector, Flow
+from infersiege.metrics.collect import Cell, Collector
 from infersiege.metrics.definitions import METRICS, STATS, Metric
 from infersiege.metrics.delivery import (
     SECOND_NS,
@@ -22,6 +22,7 @@ from infersiege.metrics.delivery import (
     users_alive,
 )
 from infersiege.metrics.facts import Cut, SteadyWindow
+from infersiege.metrics.flow import Bill, Flow
 from infersiege.metrics.histogram import Histogram, rank_of
 from infersiege.records import Cost, Counts, Distribution, GroupSummary, Outcome, PromptLengths
 

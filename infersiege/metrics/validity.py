@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from infersiege.metrics import client
-from infersiege.metrics.collect import WIDE_SLACK_NS, Collector
+from infersiege.metrics.collect import Collector
 from infersiege.metrics.delivery import Delivered, inside, instants
 from infersiege.metrics.groups import LENGTH_TOLERANCE, prompt_lengths
+from infersiege.metrics.limits import WIDE_SLACK_NS, too_many
 from infersiege.records import ClientVerdict, Counts, ErrorClass, GroupSummary, Outcome, Reason
 
 DELIVERED_FLOOR = 0.95
@@ -22,12 +23,6 @@ HUB_LAG_NS = 200_000_000
 """A worker whose event loop was held up longer than this (p99 of the whole run) was the bottleneck.
 
 Only where the health of each second is missing; the rule proper is in `metrics.client`."""
-
-BOUND_SHARE = 0.01
-"""More turns than this with a doubtful first token, or with a stepped clock, make a run invalid."""
-
-BOUND_TURNS = 3
-"""Fewer such turns prove nothing in a short run."""
 
 WIDE_LENGTHS = 0.05
 """Error of prompt lengths (p95) above which a run is another one than the trace's: twice what calibration leaves."""
@@ -187,10 +182,6 @@ def _tally(collector: Collector, name: str) -> int:
     return sum(cell.tally[name] for cell in collector.cells.values())
 
 
-def _too_many(part: int, whole: int) -> bool:
-    return part >= BOUND_TURNS and part > BOUND_SHARE * whole
-
-
 def _client(collector: Collector) -> list[str]:
     reasons = []
     facts = collector.facts
@@ -199,7 +190,7 @@ def _client(collector: Collector) -> list[str]:
         client.advice(facts.clients, facts.calibration) if facts.clients else "add workers or hosts, or lower the load"
     )
     slack, wide = _tally(collector, "slack"), _tally(collector, "slack_wide")
-    if _too_many(wide, slack) and not bound:
+    if too_many(wide, slack) and not bound:
         reasons.append(
             f"client-bound: the first token of {wide} of {slack} turns is in doubt by more than "
             f"{WIDE_SLACK_NS / 1e6:.0f} ms; {hint}"
@@ -216,7 +207,7 @@ def _client(collector: Collector) -> list[str]:
             )
     turns = sum(cell.outcomes.total() for cell in collector.cells.values())
     stepped = _tally(collector, "clock_step")
-    if _too_many(stepped, turns):
+    if too_many(stepped, turns):
         reasons.append(
             f"the clock was stepped during {stepped} of {turns} turns; stop time synchronisation from stepping"
         )
@@ -233,7 +224,7 @@ def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
     warnings = [*collector.facts.warnings, *_about_turns(collector)]
     warnings += [*_about_tokens(collector), *_about_streams(collector), *_about_quota(collector)]
     stepped = _tally(collector, "clock_step")
-    if stepped and not _too_many(stepped, sum(cell.outcomes.total() for cell in collector.cells.values())):
+    if stepped and not too_many(stepped, sum(cell.outcomes.total() for cell in collector.cells.values())):
         warnings.append(f"the clock was stepped during {stepped} turns; their stamps are those of the reads")
     warnings += [
         f"{account.scenario}: the trace was played {account.repeat_factor:.1f} times over: this is also a cache test"
@@ -356,8 +347,8 @@ def _about_quota(collector: Collector) -> list[str]:
         gone = sum(cell.tally["quota_gone"] for cell in cells)
         asked = sum(cell.outcomes[Outcome.OK] + cell.outcomes[Outcome.FAILED] for cell in cells)
         asked += sum(cell.failed_attempts.total() for cell in cells)
-        seen = [f"{refused} of {asked} requests were refused by a rate limit"] if _too_many(refused, asked) else []
-        seen += [f"{gone} of {asked} answers said that nothing is left of it"] if _too_many(gone, asked) else []
+        seen = [f"{refused} of {asked} requests were refused by a rate limit"] if too_many(refused, asked) else []
+        seen += [f"{gone} of {asked} answers said that nothing is left of it"] if too_many(gone, asked) else []
         if seen:
             warnings.append(
                 f"{channel}: quota-bound: {', and '.join(seen)}: these figures show what the account may do, not what "
