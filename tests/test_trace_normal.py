@@ -249,7 +249,10 @@ def test_ids_that_come_again_are_told_apart_by_their_lines(tmp_path):
     )
     read = open_trace(str(path))
     assert [read.session(index).session_id for index in range(4)] == ["a", "b", "a.line-4", "a.line-5"]
-    assert read.warnings == ("session id came before: its line is added to it (2 times)",)
+    assert read.warnings == (
+        "session id came before (first again at line 4): both sessions are played, the later one has its line added to "
+        "its id (2 times)",
+    )
 
 
 @pytest.mark.parametrize(

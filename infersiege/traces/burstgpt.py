@@ -85,7 +85,6 @@ class _Reader:
             raise TraceError(
                 f"{source.path}:1: has no column {lacking!r}", hint="the wide form has both, the other none"
             )
-        self._source = source
         self._tally = tally
         self._limit = options.limit
         self._model = str(options.values["model"])
@@ -110,7 +109,7 @@ class _Reader:
         output = self.table.tokens(row[self._output_at], "Response tokens", line)
         reason = self._why_not(row[self._model_at].strip(), log_type, prompt, output)
         if reason is not None:
-            self._tally.skip(reason, f"line {line}")
+            self._tally.skip(reason, self.table.where(line))
         elif session_id:
             assert self._elapsed_at is not None
             elapsed_s = self._seconds(line, _ELAPSED, row[self._elapsed_at])
@@ -120,7 +119,7 @@ class _Reader:
                 arrival_ns=arrival_ns,
                 prompt=prompt,
                 output=output,
-                duration_ns=check_span(f"{self._source.path}:{line}", round(elapsed_s * 1e9), _ELAPSED),
+                duration_ns=check_span(self.table.place(line), round(elapsed_s * 1e9), _ELAPSED),
             )
         else:
             self.trace.add(line=line, arrival_ns=arrival_ns, prompt=prompt, output=output)
@@ -142,12 +141,12 @@ class _Reader:
             self._first = seconds
         elif seconds < self._before:
             raise TraceError(
-                f"{self._source.path}:{line}: Timestamp went back by {self._before - seconds:g} s to {seconds:g}",
+                f"{self.table.place(line)}: Timestamp went back by {self._before - seconds:g} s to {seconds:g}",
                 hint="sort the file by Timestamp",
             )
         self._before = seconds
         span_ns = round((seconds - self._first) * 1e9)
-        return check_span(f"{self._source.path}:{line}", span_ns, "time since the first row")
+        return check_span(self.table.place(line), span_ns, "time since the first row")
 
     def _seconds(self, line: int, column: str, text: str) -> float | int:
         value: float | int | str
@@ -158,10 +157,10 @@ class _Reader:
                 value = float(text)
             except ValueError:
                 value = text
-        seconds = want_number({column: value}, column, f"{self._source.path}:{line}")
+        seconds = want_number({column: value}, column, self.table.place(line))
         if seconds < 0:
             raise TraceError(
-                f"{self._source.path}:{line}: {column} is {seconds:g}, at least 0 is wanted",
+                f"{self.table.place(line)}: {column} is {seconds:g}, at least 0 is wanted",
                 hint="times are in seconds",
             )
         return seconds

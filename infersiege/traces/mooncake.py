@@ -69,7 +69,7 @@ def read(source: Source, options: ReadOptions) -> IndexedTrace:
         decode=reader.decoder,
         unit_hint=f'set options.unit = "{unit}"',
     )
-    if source.data().find(b'"session_id"') < 0:
+    if not source.holds(b'"session_id"'):
         trace.read_rows(source.rows())
     else:
         trace.add_sessions(grouped(source.rows(), lambda row: reader.decoder.session_of(source, row)))

@@ -155,6 +155,15 @@ class Source:
                     self._data = mmap.mmap(spool.fileno(), 0, access=mmap.ACCESS_READ)
         return kept.read(0, kept.size) if self._data is None else self._data
 
+    def holds(self, what: bytes) -> bool:
+        """Whether these bytes stand anywhere in the unpacked file."""
+        before = b""
+        for _, data in self._kept.windows(0, self._kept.size, self._window_bytes):
+            if what in before + data:
+                return True
+            before = (before + data)[1 - len(what) :] if len(what) > 1 else b""
+        return False
+
     def file(self, row: Row) -> Path:
         """The file that a row is of."""
         return self._files[bisect_right(self._unpacked.starts, row.start) - 1]
