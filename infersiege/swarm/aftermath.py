@@ -47,7 +47,8 @@ def stage_facts(
 ) -> tuple[StageFacts, ...]:
     """The stages on the time axis (epoch ns), as far as they began; the first always did.
 
-    `ended_ns` None: the load goes on, so all ends are the planned ones.
+    `ended_ns` None: the load goes on, so all ends are the planned ones and no arrivals are counted: that takes a second
+    for each million, while the master has workers to lead.
     """
     spans = spans_of(plan)
     if ended_ns is not None:
@@ -58,7 +59,7 @@ def stage_facts(
         ends = [end for end in (planned_end_ns, ended_ns) if end is not None]
         steady_ns.append((span.steady_ns, max(min(ends) - started_ns, span.steady_ns) if ends else span.steady_ns))
     streams = source.streams
-    arrivals = [_arrivals(stream, source, steady_ns) for stream in streams]
+    arrivals = [None if ended_ns is None else _arrivals(stream, source, steady_ns) for stream in streams]
     return tuple(
         _stage(
             span,
