@@ -167,6 +167,12 @@ def test_rows_are_the_lines_that_are_not_blank(tmp_path_factory, data, window):
     assert all(len(line) > 60 for _, line in found if not line.strip())
 
 
+@given(data=st.text("ab", max_size=40), what=st.text("ab", min_size=1, max_size=5), window=st.integers(1, 9))
+def test_what_a_file_holds_is_found_wherever_it_is_cut(tmp_path_factory, data, what, window):
+    source = Source(saved(tmp_path_factory.mktemp("holds") / "t", data.encode()), window_bytes=window)
+    assert source.holds(what.encode()) == (what in data)
+
+
 # ---------------------------------------------------------------------------------- changed while it was read
 
 CHANGED = "was changed while it was read"
