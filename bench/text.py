@@ -23,7 +23,7 @@ from infersiege.tokens.frame import calibrated
 from infersiege.tokens.local import LocalTokenizer
 from infersiege.tokens.probe import Probe
 from infersiege.traces import Synthesizer
-from infersiege.traces.material import Material, key_of
+from infersiege.traces.synthesis.material import Material, key_of
 
 SLOWEST_MB_S = 50.0
 LARGEST_ERROR = {"tokenizer": 0.02, "calibrated": 0.05}

@@ -23,7 +23,7 @@ from redis.client import Pipeline
 from infersiege.channels.redaction import scrub
 from infersiege.errors import UsageError
 from infersiege.records import Session
-from infersiege.traces.normal import VERSION, Header
+from infersiege.traces.formats.normal import VERSION, Header
 
 PREFIX = "infersiege"
 BATCH_BYTES = 4 << 20

@@ -19,9 +19,9 @@ from siege import Siege, check_conserved, check_passed, plan_text
 
 from infersiege.records import Branch, Message, Outcome, Reason, Session, Turn
 from infersiege.traces import Conversation, Synthesizer
-from infersiege.traces.normal import write
-from infersiege.traces.session_checks import check_branches
-from infersiege.traces.session_lines import cut_session, lines_of
+from infersiege.traces.formats.normal import write
+from infersiege.traces.play.session_lines import cut_session, lines_of
+from infersiege.traces.sessions.session_checks import check_branches
 
 SYNTHESIZER = Synthesizer(1)
 RUN = "stop = {sessions = 1}"

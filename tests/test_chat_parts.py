@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.traces import open_trace
-from infersiege.traces.chat import UnsendableError, check_messages
-from infersiege.traces.chat_parts import (
+from infersiege.traces.files.stamps import date_ns, stamp_ns
+from infersiege.traces.sessions.chat import UnsendableError, check_messages
+from infersiege.traces.sessions.chat_parts import (
     answer,
     answer_of,
     content_of,
@@ -21,7 +22,6 @@ from infersiege.traces.chat_parts import (
     tool_call,
     user_message,
 )
-from infersiege.traces.stamps import date_ns, stamp_ns
 from infersiege.traces.trace import Tally
 
 WRAPPED = ("arguments of a tool call are no JSON object and are sent as the only member of one",)

@@ -20,7 +20,7 @@ from infersiege.cli import infersiege, main
 from infersiege.report.page import POLICY
 from infersiege.report.schema import text_of
 from infersiege.report.trace_schema import NAME, schema
-from infersiege.traces.describe import Description
+from infersiege.traces.inspection.describe import Description
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "traces"

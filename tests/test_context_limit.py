@@ -13,7 +13,7 @@ from infersiege.plan.load import load_plan
 from infersiege.plan.schema import Plan
 from infersiege.records import Branch, Session, Turn
 from infersiege.rundir import ChannelFacts
-from infersiege.traces.normal import write
+from infersiege.traces.formats.normal import write
 
 TEXT = """
 [run]

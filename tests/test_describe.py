@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from infersiege.records import BlockText, Branch, Session, Turn
 from infersiege.traces import Conversation, Synthesizer, Trace, describe, open_trace
-from infersiege.traces.context_fit import fit
-from infersiege.traces.describe import Description, describe_measured
-from infersiege.traces.longest_seen import LongestSeen
-from infersiege.traces.measured import UNKNOWN, Mark, measure
-from infersiege.traces.message_size import digest_of, message_tokens, other_parts
-from infersiege.traces.prefix_cache import Piece, PrefixCache, PromptWalk
+from infersiege.traces.inspection.context_fit import fit
+from infersiege.traces.inspection.describe import Description, describe_measured
+from infersiege.traces.inspection.longest_seen import LongestSeen
+from infersiege.traces.inspection.measured import UNKNOWN, Mark, measure
+from infersiege.traces.inspection.message_size import digest_of, message_tokens, other_parts
+from infersiege.traces.inspection.prefix_cache import Piece, PrefixCache, PromptWalk
 from infersiege.traces.trace import SessionList, Tally
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infersiege.records import BlockText, Message, Session, Turn
 from infersiege.traces import Conversation, Synthesizer
-from infersiege.traces.fitting import LEAST_TOKENS, Part, clipped, guessed_tokens
+from infersiege.traces.play.fitting import LEAST_TOKENS, Part, clipped, guessed_tokens
 
 SYNTHESIZER = Synthesizer(1)
 

@@ -48,7 +48,7 @@ from infersiege.swarm.routes import Routes, cache_key_of, route_of, way_of
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import Spool
 from infersiege.swarm.versions import boot_id
-from infersiege.traces.conversation import PreparedTurn
+from infersiege.traces.play.conversation import PreparedTurn
 from infersiege.wire.exchange import Request
 from infersiege.wire.framing import Framing, request_bytes
 

@@ -16,7 +16,7 @@ from siege import Ran, Siege, check_conserved, check_passed, plan_text
 from infersiege.emulator.process import EmulatorProcess
 from infersiege.records import BlockText, Message, Outcome, Reason, Session, Turn, TurnRecord
 from infersiege.traces import describe, open_trace
-from infersiege.traces.normal import write
+from infersiege.traces.formats.normal import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 

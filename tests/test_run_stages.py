@@ -19,7 +19,7 @@ from siege import Ran, Siege, check_conserved, check_passed, plan_text
 from infersiege.emulator.process import EmulatorProcess
 from infersiege.records import DeliveredLoad, Message, Outcome, Phase, Reason, Session, Turn, TurnRecord
 from infersiege.swarm.source import SessionSource
-from infersiege.traces.normal import write
+from infersiege.traces.formats.normal import write
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 

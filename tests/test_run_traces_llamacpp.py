@@ -19,7 +19,7 @@ from siege import Ran, Siege, check_conserved, plan_text
 
 from infersiege.records import Outcome, Session, TurnRecord
 from infersiege.traces import open_trace
-from infersiege.traces.session_lines import cut_session
+from infersiege.traces.play.session_lines import cut_session
 
 pytestmark = [pytest.mark.llamacpp, pytest.mark.slow, pytest.mark.alone]
 

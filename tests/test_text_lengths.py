@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from infersiege.errors import InternalError
 from infersiege.records import BlockText, Session, TextLengths, Turn
 from infersiege.traces import Conversation, Synthesizer
-from infersiege.traces.material import DECKS, HEADS, PIECE_UNITS, POOL_UNITS, Material, key_of
-from infersiege.traces.text import USUAL_LENGTHS, Framing, costs_of, marks_of
+from infersiege.traces.synthesis.material import DECKS, HEADS, PIECE_UNITS, POOL_UNITS, Material, key_of
+from infersiege.traces.synthesis.text import USUAL_LENGTHS, Framing, costs_of, marks_of
 
 SYNTHESIZER = Synthesizer(1)
 LANGUAGES = ("en", "zh")

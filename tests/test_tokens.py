@@ -31,8 +31,8 @@ from infersiege.tokens.endpoint import EndpointCounter
 from infersiege.tokens.local import LocalTokenizer
 from infersiege.tokens.probe import CountError, Probe
 from infersiege.traces import Conversation, Synthesizer, prompt_salt
-from infersiege.traces.material import Material, key_of
-from infersiege.traces.words import WORDS
+from infersiege.traces.synthesis.material import Material, key_of
+from infersiege.traces.synthesis.words import WORDS
 
 LANGUAGES = ("en", "zh")
 SLOW_ZH = ("en", pytest.param("zh", marks=pytest.mark.slow))

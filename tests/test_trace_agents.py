@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import Branch, Session
-from infersiege.traces import Conversation, Synthesizer, Trace, normal, open_trace
-from infersiege.traces.session_checks import check_branches
+from infersiege.traces import Conversation, Synthesizer, Trace, open_trace
+from infersiege.traces.formats import normal
+from infersiege.traces.sessions.session_checks import check_branches
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 ALIKE = ["aiperf-multi-turn", "dynamo", "copilot-agents"]

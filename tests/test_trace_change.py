@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from infersiege import redis_stream
 from infersiege.errors import UsageError
 from infersiege.records import BlockText, Branch, Session, Turn
-from infersiege.traces import Conversation, Synthesizer, describe, normal, open_trace
-from infersiege.traces.change import (
+from infersiege.traces import Conversation, Synthesizer, describe, open_trace
+from infersiege.traces.formats import normal
+from infersiege.traces.rewriting.change import (
     copy_of,
     drawn,
     evenly,
@@ -35,9 +36,9 @@ from infersiege.traces.change import (
     redacted_text,
     stretched,
 )
-from infersiege.traces.chat import REQUEST_FIELDS, check_messages
-from infersiege.traces.session_checks import check_branches
-from infersiege.traces.shape import IMAGE_TOKENS, Shaper, shape_header
+from infersiege.traces.rewriting.shape import IMAGE_TOKENS, Shaper, shape_header
+from infersiege.traces.sessions.chat import REQUEST_FIELDS, check_messages
+from infersiege.traces.sessions.session_checks import check_branches
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 KEY = b"only for tests"

@@ -17,7 +17,8 @@ from trace_talks import ANSWER, EXAMPLES, USER, requests, sessions, talk, write
 
 from infersiege.errors import TraceError
 from infersiege.records import Session
-from infersiege.traces import Trace, normal, open_trace
+from infersiege.traces import Trace, open_trace
+from infersiege.traces.formats import normal
 
 
 def array(path: Path, *entries: object, indent: int | None = None) -> Path:

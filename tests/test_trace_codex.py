@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import Session
-from infersiege.traces import READERS, Conversation, Synthesizer, Trace, normal, open_trace
-from infersiege.traces.source import Source
+from infersiege.traces import READERS, Conversation, Synthesizer, Trace, open_trace
+from infersiege.traces.files.source import Source
+from infersiege.traces.formats import normal
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 SECOND = 10**9

@@ -12,7 +12,7 @@ import pytest
 from infersiege.errors import TraceError
 from infersiege.records import Session
 from infersiege.traces import Conversation, Synthesizer, describe, open_trace
-from infersiege.traces.session_checks import check_branches
+from infersiege.traces.sessions.session_checks import check_branches
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 SECRET = "sk-secret"

@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 import zstandard
 
-from infersiege.traces import READERS, Trace, normal, open_trace
+from infersiege.traces import READERS, Trace, open_trace
+from infersiege.traces.formats import normal
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 NAMES = sorted(path.name for path in EXAMPLES.iterdir())

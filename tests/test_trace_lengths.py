@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import BlockText, Session, Turn
-from infersiege.traces import Conversation, Synthesizer, Trace, describe, normal, open_trace
-from infersiege.traces.lengths import scaled_blocks, together_blocks
-from infersiege.traces.row_groups import Places, came_before, grouped
-from infersiege.traces.source import Row
-from infersiege.traces.stamps import stamp_ns
+from infersiege.traces import Conversation, Synthesizer, Trace, describe, open_trace
+from infersiege.traces.files.row_groups import Places, came_before, grouped
+from infersiege.traces.files.source import Row
+from infersiege.traces.files.stamps import stamp_ns
+from infersiege.traces.formats import normal
+from infersiege.traces.sessions.lengths import scaled_blocks, together_blocks
 from infersiege.traces.trace import ReadOptions
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import BlockText, Session, Turn
-from infersiege.traces import Conversation, Synthesizer, Trace, describe, normal, open_trace
+from infersiege.traces import Conversation, Synthesizer, Trace, describe, open_trace
+from infersiege.traces.formats import normal
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 

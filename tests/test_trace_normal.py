@@ -11,9 +11,9 @@ import pytest
 from infersiege.errors import TraceError
 from infersiege.records import Branch, Session, Turn
 from infersiege.traces import Conversation, Synthesizer, describe, open_trace
-from infersiege.traces.indexed import IndexedTrace
-from infersiege.traces.session_checks import check_branches, check_session
-from infersiege.traces.source import Source
+from infersiege.traces.files.indexed import IndexedTrace
+from infersiege.traces.files.source import Source
+from infersiege.traces.sessions.session_checks import check_branches, check_session
 from infersiege.traces.trace import ReadOptions
 
 HI = {"role": "user", "content": "hi"}

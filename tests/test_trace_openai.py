@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from trace_talks import ANSWER, EXAMPLES, USER, calling, requests, result, sessions, talk, write
 
 from infersiege.errors import TraceError
-from infersiege.traces import normal, open_trace
+from infersiege.traces import open_trace
+from infersiege.traces.formats import normal
 
 SYSTEM = {"role": "system", "content": "s"}
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import Branch, Session, Turn
-from infersiege.traces import READERS, Conversation, Synthesizer, Trace, normal, open_trace
-from infersiege.traces.azure import stamp_ns
-from infersiege.traces.call_graph import Call, graph_of
-from infersiege.traces.source import Source
+from infersiege.traces import READERS, Conversation, Synthesizer, Trace, open_trace
+from infersiege.traces.files.source import Source
+from infersiege.traces.formats import normal
+from infersiege.traces.formats.azure import stamp_ns
+from infersiege.traces.sessions.call_graph import Call, graph_of
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 SECOND = 10**9

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.traces import open_trace
-from infersiege.traces.head import Head
-from infersiege.traces.indexed import IndexedTrace
-from infersiege.traces.source import MOST_ROW_BYTES, Source
+from infersiege.traces.files.head import Head
+from infersiege.traces.files.indexed import IndexedTrace
+from infersiege.traces.files.source import MOST_ROW_BYTES, Source
 
 ROOT = Path(__file__).parents[1]
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import Session
-from infersiege.traces import Conversation, Synthesizer, Trace, normal, open_trace
+from infersiege.traces import Conversation, Synthesizer, Trace, open_trace
+from infersiege.traces.formats import normal
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 HEADER = "session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n"

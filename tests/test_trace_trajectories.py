@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import Session
-from infersiege.traces import Conversation, Synthesizer, Trace, normal, open_trace, session_checks
+from infersiege.traces import Conversation, Synthesizer, Trace, open_trace
+from infersiege.traces.formats import normal
+from infersiege.traces.sessions import session_checks
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 USER = {"role": "user", "content": "hi"}

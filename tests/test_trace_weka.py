@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
 from infersiege.records import Branch, Session
-from infersiege.traces import Conversation, Trace, normal, open_trace
-from infersiege.traces.session_checks import check_branches
-from infersiege.traces.session_lines import lines_of
-from infersiege.traces.text import Synthesizer
+from infersiege.traces import Conversation, Trace, open_trace
+from infersiege.traces.formats import normal
+from infersiege.traces.play.session_lines import lines_of
+from infersiege.traces.sessions.session_checks import check_branches
+from infersiege.traces.synthesis.text import Synthesizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 

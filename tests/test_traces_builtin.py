@@ -10,16 +10,8 @@ import pytest
 
 from infersiege.errors import TraceError
 from infersiege.records import Turn
-from infersiege.traces import (
-    BUILTINS,
-    CHARS_PER_TOKEN,
-    READERS,
-    Conversation,
-    Synthesizer,
-    describe,
-    open_trace,
-)
-from infersiege.traces.session_checks import check_branches
+from infersiege.traces import BUILTINS, CHARS_PER_TOKEN, READERS, Conversation, Synthesizer, describe, open_trace
+from infersiege.traces.sessions.session_checks import check_branches
 
 SYNTHESIZER = Synthesizer(1)
 DOCS = Path(__file__).parents[1] / "docs" / "traces.md"

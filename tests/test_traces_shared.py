@@ -8,7 +8,7 @@ import pytest
 
 from infersiege.errors import TraceError
 from infersiege.traces import describe, detect_format, open_trace
-from infersiege.traces.source import Source
+from infersiege.traces.files.source import Source
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "traces"
 

@@ -104,7 +104,7 @@ def duration_ns(option: str, text: str) -> int:
 def _check_name(spec: str) -> None:
     """What a name on the command line may be instead of a trace's. Raises UsageError, TraceError."""
     from infersiege.traces import BUILTIN_PREFIX
-    from infersiege.traces.source import is_missing, why_unreadable
+    from infersiege.traces.files.source import is_missing, why_unreadable
 
     if not spec:
         raise UsageError("no trace is named", hint="a file, a folder, or builtin:NAME")

@@ -95,8 +95,8 @@ def _inspected(
     import msgspec
 
     from infersiege.report.trace_page import Inspected
-    from infersiege.traces.describe import CONTEXT_LIMITS, SAMPLE_SESSIONS, describe_measured
-    from infersiege.traces.measured import measure
+    from infersiege.traces.inspection.describe import CONTEXT_LIMITS, SAMPLE_SESSIONS, describe_measured
+    from infersiege.traces.inspection.measured import measure
 
     measured = measure(trace, sessions or SAMPLE_SESSIONS)
     description = describe_measured(
@@ -124,7 +124,7 @@ def _inspect_plan(path: Path, given: list[str], sessions: int | None, limits: tu
     """Each workload's trace with the plan's own options, context limit and delay cap."""
     from infersiege.plan.load import load_plan
     from infersiege.plan.trace import trace_of
-    from infersiege.traces.describe import DELAY_CAP_NS
+    from infersiege.traces.inspection.describe import DELAY_CAP_NS
 
     if given:
         raise UsageError(

@@ -18,7 +18,7 @@ from infersiege.cli.trace_opening import Asked, Finite, duration_ns, takes_trace
 if TYPE_CHECKING:
     from infersiege.records import Session
     from infersiege.traces import Trace
-    from infersiege.traces.normal import Header
+    from infersiege.traces.formats.normal import Header
 
 _ENDLESS = 1_000
 """Sessions of a built-in workload, unless --sessions says how many."""
@@ -61,8 +61,8 @@ def convert(
     cache finds as much in it as in the original. The hashes are keyed: who has only the new file can't try texts on
     them.
     """
-    from infersiege.traces.change import every_session, header_of, redacted, redacted_header
-    from infersiege.traces.shape import Shaper, shape_header
+    from infersiege.traces.rewriting.change import every_session, header_of, redacted, redacted_header
+    from infersiege.traces.rewriting.shape import Shaper, shape_header
 
     trace = _opened(asked, file, out, force=force)
     changes = [name for name, wanted in (("redact", redact), ("shape-only", shape_only)) if wanted]
@@ -103,7 +103,7 @@ def sample(
     A share of sessions is a lower rate with the same shape; a piece of time is the same rate for a shorter while.
     """
     from infersiege.errors import UsageError
-    from infersiege.traces.change import drawn, evenly, every_session, rebased
+    from infersiege.traces.rewriting.change import drawn, evenly, every_session, rebased
 
     if share is None and count is None and from_ is None and to is None:
         raise UsageError("nothing says which sessions to take", hint="--share, --count, --from, --to")
@@ -167,7 +167,7 @@ def scale(
     cache gains nothing by them that it had not before.
     """
     from infersiege.errors import UsageError
-    from infersiege.traces.change import drawn, every_session, multiplied, stretched
+    from infersiege.traces.rewriting.change import drawn, every_session, multiplied, stretched
 
     if stretch is None and thin is None and multiply is None:
         raise UsageError("nothing says what to change", hint="--stretch, --thin, --multiply")
@@ -218,7 +218,7 @@ def load(file: str, asked: Asked, url: str, name: str | None, sessions: int | No
     """
     from infersiege import redis_stream
     from infersiege.errors import UsageError
-    from infersiege.traces.change import every_session, header_of
+    from infersiege.traces.rewriting.change import every_session, header_of
 
     title = name if name is not None else Path(file.removeprefix("builtin:")).name.split(".")[0]
     if not title.strip() or not title.isprintable() or len(title) > _LONGEST_NAME:
@@ -273,8 +273,8 @@ def _write(
     `none_left` is the hint where no session is.
     """
     from infersiege.errors import UsageError
-    from infersiege.traces.change import header_of
-    from infersiege.traces.normal import lines
+    from infersiege.traces.formats.normal import lines
+    from infersiege.traces.rewriting.change import header_of
 
     written = turns = 0
 

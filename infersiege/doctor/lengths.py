@@ -11,7 +11,7 @@ import msgspec
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.trace import trace_of
 from infersiege.rundir import ChannelFacts
-from infersiege.traces.session_lines import cut_session
+from infersiege.traces.play.session_lines import cut_session
 
 _MOST_SESSIONS = 20_000
 _MOST_S = 1.0

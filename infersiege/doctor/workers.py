@@ -13,7 +13,7 @@ from infersiege.metrics.client import ROOM, ceiling_share, workers_for
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.streams import Stream, streams_of
 from infersiege.plan.trace import trace_of
-from infersiege.traces.session_lines import cut_session
+from infersiege.traces.play.session_lines import cut_session
 
 USER_TOKENS_PER_S = 50.0
 """What a user of a closed loop is counted with: how fast an engine serves it is not known before the load."""

@@ -346,7 +346,7 @@ def _at(path: Path, key: KeyPath, marks: Mapping[KeyPath, Position]) -> str:
 
 
 def _text(path: Path) -> str:
-    from infersiege.traces.source import is_missing, why_unreadable
+    from infersiege.traces.files.source import is_missing, why_unreadable
 
     if is_missing(path):
         raise BorrowError(f"there is no file {path}", hint=_HOW)

@@ -301,7 +301,7 @@ def _key(draft: Draft, here: KeyPath, channel: Channel) -> None:
 
 def file_fault(path: Path, shown: str, *, or_folder: bool = False) -> str | None:
     """Why a file (or a folder, where one will do) that the plan names can't be read; None: it can be tried."""
-    from infersiege.traces.source import IS_FOLDER, is_missing, why_unreadable
+    from infersiege.traces.files.source import IS_FOLDER, is_missing, why_unreadable
 
     if is_missing(path):
         return f"there is no file {shown}"

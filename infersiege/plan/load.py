@@ -119,7 +119,7 @@ def _file_name(path: str | None) -> str | None:
 
 
 def _read(path: Path) -> str:
-    from infersiege.traces.source import why_unreadable
+    from infersiege.traces.files.source import why_unreadable
 
     hint = None
     try:

@@ -13,8 +13,8 @@ from infersiege.report.charts import PALETTE, Chart, Figure, layout_of, line_of,
 from infersiege.report.numbers import count, number, share
 from infersiege.report.shapes import ticks_between
 from infersiege.report.trace_table import cap_words, prefix_words
-from infersiege.traces.describe import Delays, Description, Lengths
-from infersiege.traces.measured import UNKNOWN, Integers, Mark, Measured
+from infersiege.traces.inspection.describe import Delays, Description, Lengths
+from infersiege.traces.inspection.measured import UNKNOWN, Integers, Mark, Measured
 
 _BARS = 48
 _TIME_BARS = 120

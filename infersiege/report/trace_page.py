@@ -14,8 +14,8 @@ from infersiege.report.numbers import ABSENT, count, number, share
 from infersiege.report.page import POLICY, SCRIPT, STYLE
 from infersiege.report.trace_charts import charts_of
 from infersiege.report.trace_table import SPREADS, context_rows, distribution_rows, sentences
-from infersiege.traces.describe import Description, Lengths
-from infersiege.traces.measured import Measured
+from infersiege.traces.inspection.describe import Description, Lengths
+from infersiege.traces.inspection.measured import Measured
 
 _CLIPPED = ".plot { overflow: hidden; }"
 """A chart that is not drawn again yet, in a window just made narrow or on paper, stays inside its card."""

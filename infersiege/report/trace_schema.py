@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from infersiege.report.schema import text_of
-from infersiege.traces.describe import Description
+from infersiege.traces.inspection.describe import Description
 
 NAME = "inspect.schema.json"
 

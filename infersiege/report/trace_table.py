@@ -10,7 +10,7 @@ from rich.text import Text
 
 from infersiege.report.fitting import fitted
 from infersiege.report.numbers import ABSENT, count, number, printable, share
-from infersiege.traces.describe import Delays, Description, Lengths
+from infersiege.traces.inspection.describe import Delays, Description, Lengths
 
 _NOT_TOLD = " (not told)"
 SPREADS = ("n", "mean", "p50", "p90", "p99", "max")

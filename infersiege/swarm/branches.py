@@ -13,8 +13,8 @@ from gevent.pool import Group
 from infersiege.records import Reason, TraceChanges
 from infersiege.swarm.ledger import Ledger, OpenSession
 from infersiege.swarm.routes import Clients, Way
-from infersiege.traces.conversation import Conversation
-from infersiege.traces.session_lines import SessionLine
+from infersiege.traces.play.conversation import Conversation
+from infersiege.traces.play.session_lines import SessionLine
 
 Lend: TypeAlias = Callable[[], AbstractContextManager[Clients]]
 """Lends the connections of a branch, which are its own while it is played."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from infersiege.records import OpenTurn, Outcome, Phase, Plays, Reason, TraceChanges, TurnRecord
 from infersiege.swarm.spool import JournalLine
-from infersiege.traces.session_lines import SessionLine
+from infersiege.traces.play.session_lines import SessionLine
 
 
 @dataclass(frozen=True, slots=True)

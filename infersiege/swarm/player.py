@@ -18,7 +18,7 @@ from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import OpenSession, request_id_of
 from infersiege.swarm.routes import Clients, Leg, Route, Way
 from infersiege.swarm.turns import Played, TurnPlayer
-from infersiege.traces.conversation import Conversation, PreparedTurn
+from infersiege.traces.play.conversation import Conversation, PreparedTurn
 from infersiege.wire.exchange import Request
 
 log = logging.getLogger("infersiege.swarm.player")

@@ -25,7 +25,7 @@ from infersiege.redact import api_key
 from infersiege.schedule import Ticket, users_share
 from infersiege.swarm.ledger import ChannelLabels
 from infersiege.swarm.source import policies, workload_channel
-from infersiege.traces.conversation import PreparedTurn
+from infersiege.traces.play.conversation import PreparedTurn
 from infersiege.wire.exchange import Deadlines, Request
 from infersiege.wire.transport import Client, Endpoint
 

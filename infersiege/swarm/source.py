@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from typing import Any
 
 from infersiege.channels.routing import ByScenario, Failover, Overflow, Policy, Weighted
@@ -19,7 +20,7 @@ from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tic
 from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.texts import synthesizers
 from infersiege.traces import Conversation, Trace, prompt_salt
-from infersiege.traces.change import redacted_text
+from infersiege.traces.rewriting.change import redacted_text
 
 
 class SessionSource:
@@ -84,9 +85,38 @@ class SessionSource:
         wanted = [stream for stream in self.streams if number in (None, stream.number)]
         return _in_turn([self._tickets(stream) for stream in wanted])
 
-    def _tickets(self, stream: Stream) -> Iterator[Ticket]:
+    def asked_tickets(self, stream: Stream) -> Iterator[Ticket]:
+        """All arrivals that a stream's load asks for, in order, over all workers: in an open loop those too for which
+        its traces hold no more sessions. A number of sessions that the plan stops at is not gone beyond."""
+        alone = self.of_fleet(1).of_place(0)
+        stop = self.plan.run.stop
+        if stream.load.mode != "open":
+            return alone._tickets(stream)
+        asked = alone._tickets(stream, endless=True)
+        if stop is None or stop.sessions is None:
+            return asked
+        last = next(islice(alone._tickets(stream), stop.sessions - 1, None), None)
+        if last is None:
+            return asked
+        last_ns = last.offset_ns or 0
+        return takewhile(lambda ticket: (ticket.offset_ns or 0) <= last_ns, asked)
+
+    def runs_out(self, stream: Stream) -> bool:
+        """Whether an arrival that a stream asks for has no session, since a trace is over."""
+        if stream.load.mode != "open":
+            return any(
+                not self.plan.workloads[place].wrap and self.traces[place].sessions is not None
+                for place in stream.workloads
+            )
+        there = self.of_fleet(1).of_place(0)._tickets(stream)
+        return any(
+            asked.offset_ns != getattr(next(there, None), "offset_ns", None) for asked in self.asked_tickets(stream)
+        )
+
+    def _tickets(self, stream: Stream, *, endless: bool = False) -> Iterator[Ticket]:
+        """`endless`: as if every trace wrapped, and without a number of sessions to stop at."""
         plan, load = self.plan, stream.load
-        sessions = plan.run.stop.sessions if plan.run.stop is not None else None
+        sessions = plan.run.stop.sessions if plan.run.stop is not None and not endless else None
         workloads = [plan.workloads[place] for place in stream.workloads]
         traces = [self.traces[place] for place in stream.workloads]
         share: dict[str, Any] = {
@@ -108,7 +138,8 @@ class SessionSource:
             )
         share["weights"] = [workload.weight for workload in workloads]
         share["available"] = [
-            None if workload.wrap else trace.sessions for workload, trace in zip(workloads, traces, strict=True)
+            None if workload.wrap or endless else trace.sessions
+            for workload, trace in zip(workloads, traces, strict=True)
         ]
         if load.mode == "closed":
             return closed_tickets(**share)
@@ -214,10 +245,10 @@ class SessionSource:
         return tuple(found)
 
     def arrivals_between(self, stream: Stream, spans_ns: Sequence[tuple[int, int]]) -> list[int]:
-        """Arrivals of a stream that are due in each [first, last) from the start, over all workers; spans in order."""
+        """Arrivals that a stream asks for in each [first, last) from the start, over all workers; spans in order."""
         counts = [0] * len(spans_ns)
         place = 0
-        for ticket in self.of_fleet(1).of_place(0).tickets(stream.number):
+        for ticket in self.asked_tickets(stream):
             while place < len(spans_ns) and ticket.offset_ns is not None and ticket.offset_ns >= spans_ns[place][1]:
                 place += 1
             if place == len(spans_ns) or ticket.offset_ns is None:

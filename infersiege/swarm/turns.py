@@ -17,7 +17,7 @@ from infersiege.cost import priced
 from infersiege.records import Outcome, Reason, TurnRecord
 from infersiege.swarm.ledger import Ledger, OpenSession, request_id_of
 from infersiege.swarm.routes import Leg
-from infersiege.traces.conversation import PreparedTurn
+from infersiege.traces.play.conversation import PreparedTurn
 from infersiege.wire.exchange import ExchangeResult, Fault, Request
 from infersiege.wire.transport import Client, Exchange
 

@@ -13,8 +13,8 @@ from infersiege.errors import InfersiegeError
 from infersiege.plan.schema import Sampling
 from infersiege.records import Message, TextLengths
 from infersiege.tokens.probe import CountError, salt_lines
-from infersiege.traces.material import DECKS, Material, key_of
-from infersiege.traces.text import costs_of
+from infersiege.traces.synthesis.material import DECKS, Material, key_of
+from infersiege.traces.synthesis.text import costs_of
 from infersiege.wire.sse import EventStream
 
 ONE_TOKEN: Final = "a"

@@ -23,8 +23,8 @@ from infersiege.tokens.frame import Asker, calibrated, framed
 from infersiege.tokens.local import LocalTokenizer
 from infersiege.tokens.probe import CountError, Probe
 from infersiege.traces import Synthesizer, Trace
-from infersiege.traces.material import Material, key_of
-from infersiege.traces.text import USUAL_LENGTHS
+from infersiege.traces.synthesis.material import Material, key_of
+from infersiege.traces.synthesis.text import USUAL_LENGTHS
 
 _SAMPLED: Final = 8
 """Sessions of a trace that are looked at: all of one are made by the same reader from rows of one kind."""

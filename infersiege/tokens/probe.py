@@ -8,8 +8,8 @@ from typing import Final, Protocol
 
 from infersiege.records import TextLengths
 from infersiege.traces import prompt_salt
-from infersiege.traces.material import Material
-from infersiege.traces.text import marks_of
+from infersiege.traces.synthesis.material import Material
+from infersiege.traces.synthesis.text import marks_of
 
 SALTS: Final = 16
 """Salt lines whose mean stands for the run's: they differ by a token or so."""

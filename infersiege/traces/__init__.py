@@ -9,19 +9,19 @@ from pathlib import Path
 import msgspec
 
 from infersiege.errors import TraceError
-from infersiege.traces.agent import AGENT_OPTIONS, Agent
-from infersiege.traces.builtin import LONG_DOCUMENT_OPTIONS, SHORT_QA_OPTIONS, LongDocument, ShortQa
-from infersiege.traces.conversation import Conversation, PreparedTurn, prompt_salt
-from infersiege.traces.csv_table import WRITE_ANEW, written_otherwise
-from infersiege.traces.describe import Description, describe
-from infersiege.traces.head import Head
+from infersiege.traces.files.csv_table import WRITE_ANEW, written_otherwise
+from infersiege.traces.files.head import Head
+from infersiege.traces.files.source import MOST_ROW_BYTES, Source
+from infersiege.traces.files.values import not_json, shown_keys
+from infersiege.traces.inspection.describe import Description, describe
 from infersiege.traces.options import OptionTable, check_options
+from infersiege.traces.play.conversation import Conversation, PreparedTurn, prompt_salt
 from infersiege.traces.readers import READERS, Reader
-from infersiege.traces.source import MOST_ROW_BYTES, Source
-from infersiege.traces.text import CHARS_PER_TOKEN, Synthesizer
+from infersiege.traces.synthesis.text import CHARS_PER_TOKEN, Synthesizer
+from infersiege.traces.synthesis.words import WORDS
 from infersiege.traces.trace import ReadOptions, Trace
-from infersiege.traces.values import not_json, shown_keys
-from infersiege.traces.words import WORDS
+from infersiege.traces.workloads.agent import AGENT_OPTIONS, Agent
+from infersiege.traces.workloads.builtin import LONG_DOCUMENT_OPTIONS, SHORT_QA_OPTIONS, LongDocument, ShortQa
 
 __all__ = [
     "BUILTINS",

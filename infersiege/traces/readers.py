@@ -7,7 +7,9 @@ from types import ModuleType
 
 import msgspec
 
-from infersiege.traces import (
+from infersiege.traces.files.head import Head
+from infersiege.traces.files.source import Source
+from infersiege.traces.formats import (
     aiperf,
     atif,
     azure,
@@ -34,9 +36,7 @@ from infersiege.traces import (
     weka,
     wildchat,
 )
-from infersiege.traces.head import Head
 from infersiege.traces.options import OptionTable
-from infersiege.traces.source import Source
 from infersiege.traces.trace import ReadOptions, Trace
 
 

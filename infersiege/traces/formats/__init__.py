@@ -1,0 +1,1 @@
+"""One module per format (and what a larger one is made of): rows of a file -> sessions."""

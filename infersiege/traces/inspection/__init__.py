@@ -1,0 +1,1 @@
+"""What is in a trace, before it is run."""

@@ -1,0 +1,1 @@
+"""A session in play: which messages each request holds."""

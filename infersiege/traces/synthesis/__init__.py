@@ -1,0 +1,1 @@
+"""Text for what is known only by length and identity."""
