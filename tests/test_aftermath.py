@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infersiege.plan.load_schema import Load
-from infersiege.plan.schema import Channel, Plan, Run, Workload
+from infersiege.plan.schema import Channel, Plan, Run, Stop, Workload
 from infersiege.swarm.aftermath import stage_facts
 from infersiege.swarm.source import SessionSource
 
@@ -41,3 +44,44 @@ def test_a_long_run_begins_at_once_however_many_arrivals_it_has() -> None:
     assert stage.steady_ended_ns - stage.started_ns == 24 * HOUR_S * SECOND
     (ended,) = stage_facts(described, source, T0, T0 + 20 * SECOND)
     assert ended.arrivals == pytest.approx(10_000, rel=0.1), "a run that ended early is held against its own seconds"
+
+
+def short(path: Path, sessions: int, scenario: str = "short", *, wrap: bool = False) -> Workload:
+    rows = (json.dumps({"messages": [{"role": "user", "content": f"question {n}"}]}) for n in range(sessions))
+    path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return Workload(scenario=scenario, trace=str(path), wrap=wrap)
+
+
+BEFORE_THE_END = [
+    ({"arrivals": "poisson"}, None, "gaps at random"),
+    ({"arrivals": "constant"}, None, "a grid"),
+    ({"arrivals": "gamma", "burstiness": 0.1}, None, "bursts, whose number scatters far more than by its root"),
+    ({"arrivals": "poisson"}, 40, "a number of sessions that the traces have not"),
+]
+
+
+@pytest.mark.parametrize(("how", "stop", "why"), BEFORE_THE_END, ids=[why for *_, why in BEFORE_THE_END])
+def test_gt_09_arrivals_are_asked_for_also_when_a_trace_is_over(
+    tmp_path: Path, how: dict[str, Any], stop: int | None, why: str
+) -> None:
+    """Two workloads by turns, of which one has but 10 sessions: the arrivals are those of two traces without an end."""
+    run = Run(seed=7, nonce="n", duration_ns=10 * SECOND, stop=None if stop is None else Stop(sessions=stop))
+    load = Load(mode="open", rate=10.0, **how)
+    long = Workload(scenario="short-qa", trace="builtin:short-qa")
+    ends = alone(plan(load, long, short(tmp_path / "t.jsonl", 10), run=run))
+    wraps = alone(plan(load, long, short(tmp_path / "w.jsonl", 10, wrap=True), run=run))
+    (stream,) = ends.streams
+    last_ns = 10 * SECOND if stop is None else 1 + max(ticket.offset_ns or 0 for ticket in ends.tickets())
+    (asked,) = ends.arrivals_between(stream, [(0, last_ns)])
+    assert asked == sum((ticket.offset_ns or 0) < last_ns for ticket in alone(plan(load, long, seconds=10)).tickets())
+    assert sum(1 for _ in ends.tickets()) < 0.95 * asked and ends.runs_out(stream), why
+    assert not wraps.runs_out(wraps.streams[0])
+    assert wraps.arrivals_between(wraps.streams[0], [(0, 10 * SECOND)]) == [sum(1 for _ in wraps.tickets())]
+
+
+def test_a_number_of_sessions_is_all_that_is_asked_for(tmp_path: Path) -> None:
+    """What would have come after the last of them is not missing."""
+    run = Run(seed=7, nonce="n", stop=Stop(sessions=20))
+    source = alone(plan(Load(mode="open", rate=10.0), short(tmp_path / "t.jsonl", 20), run=run))
+    assert source.arrivals_between(source.streams[0], [(0, 60 * SECOND)]) == [20]
+    assert not source.runs_out(source.streams[0])

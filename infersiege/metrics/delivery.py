@@ -36,7 +36,9 @@ class Delivered:
     got: float
     """Mean sessions alive, or arrivals begun in time."""
     expected: float | None = None
-    """Open: arrivals that the rate and the window's length make."""
+    """Open: arrivals that the rate and the window's length make, where nobody counted those of the process."""
+    due: int | None = None
+    """Open and replay: arrivals that have a record."""
     follows_more: bool = False
     """Closed: the stage before asked for more users, whose last turns may still be open."""
 
@@ -113,10 +115,12 @@ def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> D
     due = sum(cell.tally["arrivals"] for cell in cells)
     begun = sum(cell.tally["arrivals_begun"] for cell in cells)
     if load.arrivals is not None:
-        # What the schedule holds, not what the records say: an arrival that nobody wrote down is missing all the same.
-        return Delivered(load, window, begun / load.arrivals if load.arrivals else None, load.arrivals, begun)
+        # What was asked for, not what the records say: an arrival that nobody wrote down is missing all the same, and
+        # so is one for which the trace had no session.
+        share = begun / load.arrivals if load.arrivals else None
+        return Delivered(load, window, share, load.arrivals, begun, due=due)
     expected = None if load.rate is None else load.rate * window.duration_ns / SECOND_NS
-    return Delivered(load, window, begun / due if due else None, due, begun, expected)
+    return Delivered(load, window, begun / due if due else None, due, begun, expected, due)
 
 
 def _follows_more(load: AskedLoad, loads: Sequence[AskedLoad]) -> bool:

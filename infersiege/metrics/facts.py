@@ -33,7 +33,8 @@ class AskedLoad(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     """Open: sessions per second, over all workers."""
     arrivals: int | None = None
-    """Open and replay: arrivals of the schedule itself that were due in the steady window; None: not counted."""
+    """Open: arrivals that the process has in the steady window, also those for which no trace had a session; replay: of
+    the trace; None: not counted."""
 
     def plays(self, scenario: str) -> bool:
         return not self.scenarios or scenario in self.scenarios

@@ -139,6 +139,11 @@ def _undelivered(collector: Collector, one: Delivered) -> str | None:
             f"load not delivered in {where}: {one.got:.1f} of {one.asked:.0f} users{who} were alive on average; give "
             "the ramp more warm-up, the trace more sessions (wrap = true), or add workers"
         )
+    if one.due is not None and one.due < DELIVERED_FLOOR * one.asked and _ran_out(collector, one):
+        return (
+            f"load not delivered in {where}: {one.due} arrivals{who} were due where the rate makes {one.asked:.0f}: "
+            "the trace was over; use a longer one, or wrap = true, or a shorter duration"
+        )
     # The process itself scatters by sqrt(n); four of that is no accident.
     if one.expected is not None and one.asked < DELIVERED_FLOOR * one.expected - 4 * math.sqrt(one.expected):
         return (
@@ -150,6 +155,15 @@ def _undelivered(collector: Collector, one: Delivered) -> str | None:
     return (
         f"load not delivered in {where}: {one.got:.0f} of {one.asked:.0f} arrivals{who} were begun in time "
         f"({one.share:.1%}); add workers, lower the rate, or raise max_in_flight"
+    )
+
+
+def _ran_out(collector: Collector, one: Delivered) -> bool:
+    """Whether every session of a trace of this load was taken, and none twice."""
+    return one.load.mode == "open" and any(
+        account.sessions is not None and account.sessions_taken >= account.sessions and not account.sessions_repeated
+        for account in collector.facts.traces
+        if one.load.plays(account.scenario)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ from infersiege.plan.streams import Span, Stream, duration_of, spans_of
 from infersiege.plan.values import format_duration
 from infersiege.records import Plays, TraceChanges, WorkerSummary
 from infersiege.rundir import PlanFile, RunDirectory, StageFacts, StreamFacts
-from infersiege.swarm.ending import MasterResult
+from infersiege.swarm.ending import ALL_PLAYED, MasterResult
 from infersiege.swarm.losses import Loss
 from infersiege.swarm.source import SessionSource, changed_traces
 from infersiege.swarm.spool import remove_spool
@@ -24,6 +24,9 @@ from infersiege.swarm.versions import boot_id
 
 CLOCK_DRIFT_NS = 50_000_000
 """More drift between a worker's clock and the master's is worth a warning."""
+
+MOST_OF_THE_TIME = 0.95
+"""A load that ended by itself after so much of its time was as long as it was asked to be."""
 
 
 @dataclass(slots=True)
@@ -116,6 +119,8 @@ def final_facts(
     if result.started_ns is not None:
         ended_ns = result.load_ended_ns if result.load_ended_ns is not None else result.ended_ns
         stages = stage_facts(plan, source, result.started_ns, ended_ns, result.dirty_stages)
+    taken = sum(one.taken for one in plays.values())
+    over = list(_ran_out(plan, source, result, taken))
     farewells = [worker.bye for worker in result.fleet.alive() if worker.bye is not None]
     return msgspec.structs.replace(
         file,
@@ -131,12 +136,14 @@ def final_facts(
             *invalid,
             *_faults(result),
             *_stopped(result),
-            *_unplayed(plan, result, sum(one.taken for one in plays.values())),
+            *_unplayed(plan, result, taken),
             *_unreached(plan, result),
+            *(line for line, mode in over if mode == "open"),
         ),
         warnings=(
             *file.warnings,
             *changed_traces(accounts, plan),
+            *(line for line, mode in over if mode != "open"),
             *_budget_ended(plan, result),
             *_dirty(stages),
             *_drifts(result),
@@ -198,6 +205,27 @@ def _unplayed(plan: Plan, result: MasterResult, taken: int) -> list[str]:
         f"only {taken} of {asked} sessions were played ({result.ending}); use a longer trace, or wrap = true, or ask "
         "for fewer"
     ]
+
+
+def _ran_out(plan: Plan, source: SessionSource, result: MasterResult, taken: int) -> Iterator[tuple[str, str]]:
+    """(what to say, mode) of each load whose traces were over well before the time that was asked for.
+
+    A rate was asked for until then; users and replays have done what there was to do.
+    """
+    duration_ns, asked = duration_of(plan), plan.run.stop.sessions if plan.run.stop is not None else None
+    if duration_ns is None or result.ending != ALL_PLAYED or result.started_ns is None or result.load_ended_ns is None:
+        return
+    lasted_ns = result.load_ended_ns - result.started_ns
+    if lasted_ns >= MOST_OF_THE_TIME * duration_ns or (asked is not None and taken >= asked):
+        return
+    for stream in source.streams:
+        if source.runs_out(stream):
+            who = f" of {', '.join(stream.scenarios)}" if len(source.streams) > 1 else ""
+            yield (
+                f"all sessions{who} of the trace were played after {lasted_ns / 1e9:.1f} s instead of "
+                f"{format_duration(duration_ns)}; use a longer trace, or wrap = true, or a shorter duration",
+                stream.load.mode,
+            )
 
 
 def _unreached(plan: Plan, result: MasterResult) -> list[str]:

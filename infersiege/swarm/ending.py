@@ -9,6 +9,9 @@ from infersiege.records import BudgetUse, Reason
 from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
 
+ALL_PLAYED = "all sessions were played"
+"""Why a load ended of which nothing more could come."""
+
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:

@@ -34,7 +34,7 @@ from infersiege.rundir import RunDirectory
 from infersiege.swarm import messages
 from infersiege.swarm.budget import Treasury, limits_of
 from infersiege.swarm.door import Door, Terms
-from infersiege.swarm.ending import Ending, MasterOptions, MasterResult, why_stopped
+from infersiege.swarm.ending import ALL_PLAYED, Ending, MasterOptions, MasterResult, why_stopped
 from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.figures import LiveFigures
 from infersiege.swarm.fleet import Fleet, WorkerState, last_line
@@ -269,7 +269,7 @@ class Master:
         elif (stopped := why_stopped(alive)) is not None:
             self._end(stopped, Reason.RUN_END, self.plan.load.drain_ns)
         elif all(worker.report is not None and worker.report.finished for worker in alive):
-            self._end("all sessions were played", Reason.RUN_END, self.plan.load.drain_ns)
+            self._end(ALL_PLAYED, Reason.RUN_END, self.plan.load.drain_ns)
 
     def _end(self, why: str, reason: Reason, drain_ns: int, *, load_ended_ns: int | None = None) -> None:
         self._ending = Ending(why, reason, time.monotonic_ns(), drain_ns, load_ended_ns)

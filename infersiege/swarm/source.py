@@ -109,9 +109,11 @@ class SessionSource:
                 for place in stream.workloads
             )
         there = self.of_fleet(1).of_place(0)._tickets(stream)
-        return any(
-            asked.offset_ns != getattr(next(there, None), "offset_ns", None) for asked in self.asked_tickets(stream)
-        )
+        for asked in self.asked_tickets(stream):
+            one = next(there, None)
+            if one is None or one.offset_ns != asked.offset_ns:
+                return True
+        return False
 
     def _tickets(self, stream: Stream, *, endless: bool = False) -> Iterator[Ticket]:
         """`endless`: as if every trace wrapped, and without a number of sessions to stop at."""
