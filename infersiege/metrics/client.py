@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from infersiege.metrics.facts import SteadyWindow
-from infersiege.metrics.histogram import Histogram
+from infersiege.metrics.histogram import Histogram, bucket_value
 from infersiege.metrics.limits import FEW, SHARE, WIDE_SLACK_NS, too_many
 from infersiege.metrics.turn import NS_PER_MS, lateness
 from infersiege.records import Calibration, ClientHealth, ClientSummary, ClientVerdict, Phase, TurnRecord
@@ -26,11 +26,17 @@ HELD_MS = 50
 
 Stamps are the kernel's, so that a shorter stall shifts no first token; it delays what is sent, by as much."""
 
+STALLED_SHARE = 0.05
+STALLED_S = 0.5
+"""An event loop that was held up for longer than `HELD_MS` at so many instants, and for so long in all, is bound,
+however few seconds that was in. One stall of a tenth of a second is not."""
+
 BUSY = 0.95
 """CPU used and waited for, of one core: a worker has no more."""
 BUSY_SHARE = 0.10
 BUSY_LATE_MS = 10
-"""A busy worker is bound when its loop or its requests are later than this (p99): it then has more than it can do."""
+"""A busy worker is bound when its loop is later than this (p99): it then has more than it can do. Its requests may be
+late for other reasons (`max_in_flight`, requests per minute, a budget), which are none of its own."""
 
 ROOM = 0.7
 """How much of its ceiling a worker should be given."""
@@ -142,10 +148,11 @@ def _figures(worker: str, rows: Sequence[ClientHealth], turns: _Turns | None, se
     late_ns = None if turns is None else turns.lateness.percentile(0.99)
     return ClientSummary(
         worker=worker,
-        verdict=ClientVerdict.OK,
+        verdict=ClientVerdict.OK if rows else None,
         seconds=len(rows),
         hub_lag_p99_ms=lag.percentile(0.99),
         hub_lag_max_ms=max((row.hub_lag_max_ns // NS_PER_MS for row in rows), default=None),
+        stalled_share=_beyond(lag, HELD_MS),
         held_seconds=sum(row.hub_lag_max_ns > HALF * HELD_MS * NS_PER_MS for row in rows),
         cpu_share_mean=sum(row.cpu_share for row in rows) / len(rows) if rows else None,
         cpu_share_max=max((row.cpu_share for row in rows), default=None),
@@ -164,15 +171,24 @@ def _figures(worker: str, rows: Sequence[ClientHealth], turns: _Turns | None, se
     )
 
 
+def _beyond(lag: Histogram, limit_ms: int) -> float | None:
+    """Share of the looks at an event loop that found it later than this; None: there were no looks."""
+    return sum(n for index, n in lag.counts.items() if bucket_value(index) > limit_ms) / lag.n if lag.n else None
+
+
 def judged(seen: ClientSummary) -> ClientSummary:
-    """The same with verdict and reasons: the rule, and half of it."""
+    """The same with verdict and reasons: the rule, and half of it.
+
+    A worker without rows is judged by its turns alone, which can show that it is bound and not that it is fit: its
+    verdict is then None.
+    """
     bound = _over(seen, 1.0)
     if bound:
         return replace(seen, verdict=ClientVerdict.CLIENT_BOUND, reasons=tuple(bound))
     strained = _over(seen, HALF)
     if strained:
         return replace(seen, verdict=ClientVerdict.STRAINED, reasons=tuple(strained))
-    return seen
+    return replace(seen, verdict=ClientVerdict.OK if seen.seconds else None)
 
 
 def _over(seen: ClientSummary, part: float) -> list[str]:
@@ -184,14 +200,21 @@ def _over(seen: ClientSummary, part: float) -> list[str]:
             f"{WIDE_SLACK_NS / NS_PER_MS:.0f} ms"
         )
     lag_ms = seen.hub_lag_p99_ms or 0
+    stalled_share = seen.stalled_share or 0.0
     # One stall, such as all users of a closed loop beginning at once, is not how a worker was all the time.
     if lag_ms > part * HELD_MS and seen.held_seconds >= min(FEW, seen.seconds):
         found.append(f"its event loop was held up by {lag_ms} ms (p99)")
-    late_ms = seen.lateness_p99_ms or 0.0
+    elif stalled_share > part * STALLED_SHARE and stalled_share * seen.seconds > part * STALLED_S:
+        found.append(
+            f"its event loop was held up for {stalled_share * seen.seconds:.1f} of {seen.seconds} s "
+            f"({stalled_share:.0%}), by up to {seen.hub_lag_max_ms or 0} ms"
+        )
     busy = seen.busy_seconds >= 2 and seen.busy_seconds > part * BUSY_SHARE * seen.seconds
-    if busy and (lag_ms > part * BUSY_LATE_MS or late_ms > part * BUSY_LATE_MS):
-        late = f"its event loop {lag_ms} ms late" if lag_ms > part * BUSY_LATE_MS else f"requests {late_ms:.0f} ms late"
-        found.append(f"it needed a whole core in {seen.busy_seconds} of {seen.seconds} s, with {late} (p99)")
+    if busy and lag_ms > part * BUSY_LATE_MS:
+        found.append(
+            f"it needed a whole core in {seen.busy_seconds} of {seen.seconds} s, with its event loop {lag_ms} ms late "
+            "(p99)"
+        )
     return found
 
 
@@ -199,8 +222,13 @@ _WEIGHT = {ClientVerdict.OK: 0, ClientVerdict.STRAINED: 1, ClientVerdict.CLIENT_
 
 
 def worst(clients: Sequence[ClientSummary]) -> ClientVerdict | None:
-    """Of all workers: each has its share of the turns, and a bound one spoils them. None: nothing was seen."""
-    return max((one.verdict for one in clients), key=_WEIGHT.__getitem__, default=None)
+    """Of all workers: each has its share of the turns, and a bound one spoils them.
+
+    None: nothing was seen, or those that were seen are fit and others were not watched.
+    """
+    known = [one.verdict for one in clients if one.verdict is not None]
+    found = max(known, key=_WEIGHT.__getitem__, default=None)
+    return None if found is ClientVerdict.OK and len(known) < len(clients) else found
 
 
 def ceiling_share(tokens_per_s: float, turns_per_s: float, calibration: Calibration) -> float:

@@ -212,7 +212,10 @@ def _client(collector: Collector) -> list[str]:
     if bound:
         others = f" ({len(bound)} of {len(facts.clients)} workers are bound)" if len(facts.clients) > 1 else ""
         reasons.append(f"client-bound: {bound[0].worker}: {', '.join(bound[0].reasons)}{others}; {hint}")
-    for worker in [] if facts.clients else facts.workers:
+    watched = {one.worker for one in facts.clients if one.hub_lag_p99_ms is not None}
+    for worker in facts.workers:
+        if worker.worker in watched:
+            continue
         # Without the health of each second: a run of an older infersiege, or one whose telemetry/ is gone.
         lag_ns = worker.hub_lag_p99_ns
         if lag_ns is not None and lag_ns > HUB_LAG_NS:
@@ -279,14 +282,24 @@ def _about_growth(collector: Collector) -> list[str]:
 
 
 def _about_client(collector: Collector) -> list[str]:
-    """Workers that were half way to being the limit."""
+    """Workers that were half way to being the limit, and those of which nobody knows."""
     facts = collector.facts
+    warnings = []
     strained = [one for one in facts.clients if one.verdict is ClientVerdict.STRAINED]
-    if not strained:
-        return []
-    one = strained[0]
-    others = f" ({len(strained)} of {len(facts.clients)} workers)" if len(facts.clients) > 1 else ""
-    return [f"strained client: {one.worker}: {', '.join(one.reasons)}{others}; more load would need more workers"]
+    if strained:
+        one = strained[0]
+        others = f" ({len(strained)} of {len(facts.clients)} workers)" if len(facts.clients) > 1 else ""
+        why = ", ".join(one.reasons)
+        warnings.append(f"strained client: {one.worker}: {why}{others}; more load would need more workers")
+    roughly = {one.worker for one in facts.workers if one.hub_lag_p99_ns is not None}
+    blind = [one.worker for one in facts.clients if one.verdict is None and one.turns and one.worker not in roughly]
+    if blind:
+        others = f" ({len(blind)} of {len(facts.clients)} workers)" if len(facts.clients) > 1 else ""
+        warnings.append(
+            f"client not watched: {blind[0]} has no row in telemetry/clients.jsonl within the steady window{others}: "
+            "whether the load generator was the limit is not known"
+        )
+    return warnings
 
 
 def _about_turns(collector: Collector) -> list[str]:

@@ -20,7 +20,8 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One worker in the steady phases of a run. None: nothing was seen of it."""
 
     worker: str
-    verdict: ClientVerdict
+    verdict: ClientVerdict | None
+    """None: it was not watched (no report of its health in steady), and its turns alone show nothing against it."""
     reasons: tuple[str, ...] = ()
     """What was over a limit, or over half of it; empty for `ok`."""
     seconds: int = 0
@@ -28,6 +29,8 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     hub_lag_p99_ms: int | None = None
     """Of instants 10 ms apart: how long the event loop let one wait. What a stall hid is counted."""
     hub_lag_max_ms: int | None = None
+    stalled_share: float | None = None
+    """Of these instants, those at which it was held up for longer than 50 ms."""
     held_seconds: int = 0
     """Seconds in which the event loop was once held up for longer than half of the limit."""
     cpu_share_mean: float | None = None

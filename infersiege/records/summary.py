@@ -335,7 +335,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[TraceAccount, ...]
     workers: tuple[WorkerSummary, ...]
     clients: tuple[ClientSummary, ...] = ()
-    """How fit each worker was in the steady phases; empty: the run has no telemetry/clients.jsonl."""
+    """How fit each worker with turns was in the steady phases; empty: there was none."""
     client: ClientVerdict | None = None
     """The same of all workers together: the worst; None: nothing tells."""
     invalid: tuple[str, ...]

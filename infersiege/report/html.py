@@ -261,6 +261,8 @@ def _fitness(seen: ClientSummary | None) -> str:
     """A worker's verdict with its reasons."""
     if seen is None:
         return absent("the run has no telemetry/clients.jsonl")
+    if seen.verdict is None:
+        return absent("not watched: it has no row in telemetry/clients.jsonl within the steady window")
     said = text(": ".join([seen.verdict.value, *([", ".join(seen.reasons)] if seen.reasons else [])]))
     return f'<b class="v-fail">{said}</b>' if seen.verdict is ClientVerdict.CLIENT_BOUND else said
 
