@@ -282,6 +282,30 @@ def test_without_stages_nothing_has_changed(tmp_path: Path) -> None:
     )
 
 
+AS_BEFORE = [
+    ('ramp = "5s"', "{users = 4, duration = '10s'}, {users = 4, duration = '5s'}", [5, 10], "nobody comes or goes"),
+    (
+        "",
+        "{users = 4, duration = '9s'}, {users = 4, duration = '1s', ramp = '1s'}",
+        [1, 9],
+        "nor with a ramp of its own",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "stages", "steady_s", "why"), AS_BEFORE, ids=[why for *_, why in AS_BEFORE])
+def test_a_stage_whose_users_are_those_before_has_no_ramp(
+    tmp_path: Path, more: str, stages: str, steady_s: list[int], why: str
+) -> None:
+    """The check asks the very schedule that will be run; after a pause all users come anew."""
+    plan = load(tmp_path, f"stages = [{stages}]\n{more}", "")
+    assert [span.steady_ns for span in spans_of(plan)] == [second * SECOND for second in steady_s], why
+    with pytest.raises(PlanError) as caught:
+        load(tmp_path, f'stages = [{stages}]\n{more}\npause = "1s"', "")
+    (fault,) = caught.value.faults
+    assert "load.stages.1" in fault and "takes the whole stage" in fault
+
+
 LENGTHS = st.integers(2, 50).map(lambda tenths: tenths * SECOND // 10)
 
 

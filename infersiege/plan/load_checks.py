@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from infersiege.plan.bounds import SECOND_NS
 from infersiege.plan.load_schema import Load, Stage
 from infersiege.plan.locate import KeyPath
-from infersiege.plan.streams import duration_of, stage_name
+from infersiege.plan.streams import duration_of, ramp_of_stage, stage_name
 from infersiege.plan.values import format_duration
 
 if TYPE_CHECKING:
@@ -116,6 +116,9 @@ def _stages(draft: Draft) -> None:
     for index, stage in enumerate(load.stages):
         here = ("load", "stages", index)
         _stage(draft, here, stage)
+        near = (here, ("load", "stages", index - 1)) if index else (here,)
+        if all(faults.ok(*one, key) for one in near for key in ("duration", "users", "rate")):
+            _settling_of(draft, index)
         if all(faults.ok(*here, key) for key in ("name", "users", "rate")):
             first = seen.setdefault(stage_name(index, stage), index)
             if first != index:
@@ -132,16 +135,16 @@ def _stage(draft: Draft, here: KeyPath, stage: Stage) -> None:
         faults.add(here, f"needs {wanted}, since the mode is {load.mode}")
     if stage.sine is not None and load.mode == "closed" and faults.ok(*here, "sine"):
         faults.add((*here, "sine"), "means nothing in mode closed: only a rate can swing")
-    if faults.ok(*here, "duration") and faults.ok("load", "warmup") and faults.ok("load", "ramp"):
-        _settling_of(draft, here, stage)
 
 
-def _settling_of(draft: Draft, here: KeyPath, stage: Stage) -> None:
+def _settling_of(draft: Draft, index: int) -> None:
     """Measuring begins after warm-up and ramp: something must be left then."""
     load, faults = draft.plan.load, draft.faults
-    if not faults.ok(*here, "warmup") or not faults.ok(*here, "ramp"):
+    here, stage = ("load", "stages", index), load.stages[index]
+    keys = ((*here, "warmup"), (*here, "ramp"), ("load", "warmup"), ("load", "ramp"), ("load", "pause"))
+    if not all(faults.ok(*key) for key in keys):
         return
-    ramp_ns = stage.ramp_ns if stage.ramp_ns is not None else load.ramp_ns if load.mode == "closed" else 0
+    ramp_ns = ramp_of_stage(load, index)
     warmup_ns = load.warmup_ns if stage.warmup_ns is None else stage.warmup_ns
     key, name, settling_ns = ("ramp", "ramp", ramp_ns) if ramp_ns > warmup_ns else ("warmup", "warm-up", warmup_ns)
     if settling_ns >= stage.duration_ns:

@@ -121,6 +121,15 @@ def spans_of(plan: Plan) -> tuple[Span, ...]:
     return tuple(spans)
 
 
+def ramp_of_stage(load: Load, place: int) -> int:
+    """For how long (ns) [load] is still being built up, or down, in one of its stages, which may be longer than it."""
+    stage = load.stages[place]
+    if load.mode != "closed":
+        return stage.ramp_ns or 0
+    before = load.stages[place - 1].users or 0 if place and not load.pause_ns else 0
+    return _ramp_of_users(load, stage, before, stage.users or 0)
+
+
 def most_sessions_at_a_time(plan: Plan) -> int | None:
     """The largest number of sessions that the plan allows at a time, over all streams; None: nothing limits it."""
     most = 0
@@ -179,11 +188,16 @@ def _user_stages(plan: Plan, load: Load, stages: tuple[Stage, ...], bounds: list
     for place, (_, start_ns, load_end_ns, _) in enumerate(bounds):
         stage = stages[place] if stages else None
         users = (load.users if stage is None else stage.users) or 0
-        ramp_ns = load.ramp_ns if stage is None or stage.ramp_ns is None else stage.ramp_ns
-        ramp_ns = 0 if before == users else ramp_ns
-        found.append(UserStage(start_ns, load_end_ns, before, users, ramp_ns))
+        found.append(UserStage(start_ns, load_end_ns, before, users, _ramp_of_users(load, stage, before, users)))
         before = 0 if plan.load.pause_ns else users
     return tuple(found)
+
+
+def _ramp_of_users(load: Load, stage: Stage | None, before: int, users: int) -> int:
+    """Where nobody comes or goes there is none."""
+    if before == users:
+        return 0
+    return load.ramp_ns if stage is None or stage.ramp_ns is None else stage.ramp_ns
 
 
 def _rate_stages(plan: Plan, load: Load, stages: tuple[Stage, ...], bounds: list[_Bounds]) -> tuple[RateStage, ...]:
