@@ -116,8 +116,7 @@ def _stages(draft: Draft) -> None:
     for index, stage in enumerate(load.stages):
         here = ("load", "stages", index)
         _stage(draft, here, stage)
-        near = (here, ("load", "stages", index - 1)) if index else (here,)
-        if all(faults.ok(*one, key) for one in near for key in ("duration", "users", "rate")):
+        if faults.ok(*here, "duration"):
             _settling_of(draft, index)
         if all(faults.ok(*here, key) for key in ("name", "users", "rate")):
             first = seen.setdefault(stage_name(index, stage), index)
@@ -144,7 +143,9 @@ def _settling_of(draft: Draft, index: int) -> None:
     keys = ((*here, "warmup"), (*here, "ramp"), ("load", "warmup"), ("load", "ramp"), ("load", "pause"))
     if not all(faults.ok(*key) for key in keys):
         return
-    ramp_ns = ramp_of_stage(load, index)
+    near = (here, ("load", "stages", index - 1)) if index else (here,)
+    known = all(faults.ok(*one, key) for one in near for key in ("users", "rate"))
+    ramp_ns = ramp_of_stage(load, index) if known else 0
     warmup_ns = load.warmup_ns if stage.warmup_ns is None else stage.warmup_ns
     key, name, settling_ns = ("ramp", "ramp", ramp_ns) if ramp_ns > warmup_ns else ("warmup", "warm-up", warmup_ns)
     if settling_ns >= stage.duration_ns:
