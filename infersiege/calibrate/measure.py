@@ -30,10 +30,6 @@ DISTURBED = 0.15
 Show = Callable[[str, Probe], None]
 
 
-class _OutOfTimeError(Exception):
-    """The next step would take too long."""
-
-
 def calibrate(quick: bool, show: Show | None = None) -> Calibration:
     """Measure this host. `show` gets each probe with its kind.
 
@@ -53,56 +49,58 @@ def calibrate(quick: bool, show: Show | None = None) -> Calibration:
                 show(kind, found)
             return found
 
-        def next_step(users: int) -> Probe:
+        def next_step(users: int) -> Probe | None:
             # Users cost time to begin, and more on a loaded worker.
             takes_s = seconds + 0.5 + max(0, users - max((one.users for one in seen), default=0)) * PER_USER_S
             if time.monotonic() - begun + takes_s > (QUICK_TIME_S if quick else TIME_S):
-                raise _OutOfTimeError
+                return None
             return probe("streams", users)
 
         short = probe("requests", USERS)
         fresh = probe("connections", USERS)
         limits["requests"], limits["connections"] = short.limited_by, fresh.limited_by
-        best, limits["streams"] = _climbed(QUICK_STEPS if quick else STEPS, next_step)
-    if best is None or best.error_p99_ms is None or short.failed or fresh.failed:
+        climbed = climb(QUICK_STEPS if quick else STEPS, next_step, again=2)
+    best, limits["streams"] = climbed.good, climbed.ended
+    if best is None or best.error_p99_ms is None or not _answered(short) or not _answered(fresh):
         why = next((one.fault for one in (short, fresh, *reversed(seen)) if one.fault), "no first token came")
         raise RunInvalidError(
             f"this host can't be calibrated: {why}, at {seen[-1].users} streams",
             hint="try it again when nothing else runs here",
         )
-    return _made(quick, best, short, fresh, limits, seen)
+    notes = notes_of(limits, climbed.last_bad, max(one.client_wait for one in seen))
+    return _made(quick, best, short, fresh, limits, notes)
 
 
-def _climbed(steps: tuple[int, ...], probe: Callable[[int], Probe]) -> tuple[Probe | None, str]:
-    """As `climb`, within the time that there is."""
-    good: list[Probe] = []
-
-    def watched(users: int) -> Probe:
-        found = probe(users)
-        if found.fault is None:
-            good.append(found)
-        return found
-
-    try:
-        return climb(steps, watched, again=2)
-    except _OutOfTimeError:
-        return (good[-1] if good else None), "time"
+def _answered(probe: Probe) -> bool:
+    return not probe.failed and probe.turns_per_s > 0
 
 
-def _made(
-    quick: bool, best: Probe, short: Probe, fresh: Probe, limits: dict[str, str], seen: list[Probe]
-) -> Calibration:
+def notes_of(limits: Mapping[str, str], last_bad: Probe | None, most_waited: float) -> tuple[str, ...]:
+    """What must be read with the ceilings.
+
+    `limits` is `Calibration.limited_by`, `last_bad` the `Climbed.last_bad` of the streams, and `most_waited` the share of
+    a core that the client waited for in the worst probe.
+    """
     notes = [f"server and client shared the host's {cores()} cores"]
-    waited = max(one.client_wait for one in seen)
-    if waited > DISTURBED:
-        notes.append(f"other processes took up to {waited:.0%} of the client's core: a quiet host can do more")
+    if most_waited > DISTURBED:
+        notes.append(f"other processes took up to {most_waited:.0%} of the client's core: a quiet host can do more")
     for what, who in limits.items():
         if who == "server":
             notes.append(f"{what}: the null server was the limit: the client can do more")
         elif who == "descriptors":
             notes.append(f"{what}: open files ran out (ulimit -Hn)")
+        elif who == "time" and last_bad is not None:
+            notes.append(
+                f"{what}: {last_bad.users:,} were too many once ({last_bad.fault}), which time did not allow to confirm"
+            )
         elif who in ("time", "end of scale"):
             notes.append(f"{what}: the limit was not reached ({who}): the client can do more")
+    return tuple(notes)
+
+
+def _made(
+    quick: bool, best: Probe, short: Probe, fresh: Probe, limits: dict[str, str], notes: tuple[str, ...]
+) -> Calibration:
     return Calibration(
         host=platform.node(),
         cpu=cpu_model(),
@@ -120,7 +118,7 @@ def _made(
         requests_per_s=short.turns_per_s,
         connections_per_s=fresh.turns_per_s,
         limited_by=limits,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
 from infersiege.calibrate.client import Order
-from infersiege.calibrate.verdict import Probe
+from infersiege.calibrate.verdict import Probe, error_ms
 from infersiege.errors import InternalError
 
 
@@ -53,7 +54,8 @@ class Side:
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # what it did not read before it ended is of no use now
+                    pipe.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -69,13 +71,13 @@ class Rig:
     def __init__(self, *, interval_ns: int, tokens: int) -> None:
         self._serving = {"interval_ns": interval_ns, "tokens": tokens}
         self.rate = 1e9 / interval_ns
-        self._server = Side("infersiege.calibrate.server")
-        try:
+        with ExitStack() as started:
+            self._server = Side("infersiege.calibrate.server")
+            started.callback(self._server.close)
             self._client = Side("infersiege.calibrate.client", str(self._server.read()["port"]))
+            started.callback(self._client.close)
             self._server.ask(self._serving)
-        except BaseException:
-            self._server.close()
-            raise
+            self._sides = started.pop_all()
 
     def __enter__(self) -> Rig:
         return self
@@ -83,8 +85,7 @@ class Rig:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._client.close()
-        self._server.close()
+        self._sides.close()
 
     def probe(self, order: Order) -> Probe:
         """Raises InternalError when one of the sides ends."""
@@ -95,8 +96,7 @@ class Rig:
         for request, first_ns, slack_ns in seen["first_tokens"]:
             stamps = did["stamps"].get(request)
             if stamps is not None:
-                # Anywhere between the two readings around its send() is right.
-                errors.append((max(0, first_ns - stamps[1], stamps[0] - first_ns) + slack_ns) / 1e6)
+                errors.append(error_ms(first_ns, slack_ns, (stamps[0], stamps[1])))
         return Probe(
             users=order.users,
             asked_per_s=order.users * self.rate if order.kind == "streams" else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -66,18 +67,43 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
         return "server" if busier or (used > SERVER_BUSY and self.server_late_p99_ms > 10) else "client"
 
 
-def climb(steps: Sequence[int], probe: Callable[[int], Probe], *, again: int = 1) -> tuple[Probe | None, str]:
-    """Load after load until one fails `1 + again` times in a row. (The last good probe or None, what ended it).
+def error_ms(first_ns: int, slack_ns: int, sent_ns: tuple[int, int]) -> float:
+    """How far a first token's time may be from the truth, in ms; both clocks are CLOCK_MONOTONIC.
+
+    `sent_ns`: the server's readings before and after its `send()`; anywhere between them is right, before as well as
+    behind them is wrong. `slack_ns`: width of the doubt that the client itself has.
+    """
+    before_ns, after_ns = sent_ns
+    return (max(0, first_ns - after_ns, before_ns - first_ns) + slack_ns) / 1e6
+
+
+class Climbed(NamedTuple):
+    """How far a climb came."""
+
+    good: Probe | None
+    """The heaviest load whose times were right."""
+    ended: str
+    """What ended it: client, server, descriptors, end of scale, time."""
+    last_bad: Probe | None = None
+    """The probe that failed last, at a load above `good`; None: no load above it failed."""
+
+
+def climb(steps: Sequence[int], probe: Callable[[int], Probe | None], *, again: int = 1) -> Climbed:
+    """Load after load until one fails `1 + again` times in a row, or there is no time for another probe (None).
 
     Again, because a neighbour on the machine spoils a probe of two seconds easily.
     """
     good: Probe | None = None
     for users in steps:
-        for left in range(again, -1, -1):
+        bad: Probe | None = None
+        for _ in range(1 + again):
             found = probe(users)
+            if found is None:
+                return Climbed(good, "time", bad)
             if found.fault is None:
-                good = found
+                good, bad = found, None
                 break
-            if not left:
-                return good, found.limited_by
-    return good, "end of scale"
+            bad = found
+        if bad is not None:
+            return Climbed(good, bad.limited_by, bad)
+    return Climbed(good, "end of scale")

@@ -88,5 +88,5 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     connections_per_s: float
     """The same with a new connection for each."""
     limited_by: dict[str, str] = {}
-    """`streams`, `requests`, `connections` -> what ended the climb: client, server, descriptors, end of scale."""
+    """`streams`, `requests`, `connections` -> what ended the climb: client, server, descriptors, time, end of scale."""
     notes: tuple[str, ...] = ()
