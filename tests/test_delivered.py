@@ -77,7 +77,45 @@ def test_ls_07_open_turns_of_a_larger_stage_are_named_as_the_reason() -> None:
     late = [make.streamed(9_000, [9_100, 15_000], stage="high") for _ in range(6)]
     turns = [*users(8, 0, 9, "high"), *users(2, 9, 10, "high"), *late, *users(2, 10, 20, "low")]
     (reason,) = summarise(turns, make.facts(steady=TWO, loads=loads, ended_ns=T0 + 20 * SECOND)).invalid
-    assert "turns of the stage before were still open; give the stage more warm-up, or set load.pause" in reason
+    assert "turns of a stage before were still open; give the stage more warm-up, or set load.pause" in reason
+
+
+THIRD = SteadyWindow(stage="again", start_ns=T0 + 20 * SECOND, end_ns=T0 + 30 * SECOND)
+
+MORE_THAN_ASKED = [
+    ((8, 2, 4), "turns of a stage before were still open", "the first one had more"),
+    ((4, 2, 4), "this is a fault of infersiege", "no stage had more"),
+    ((1, 2, 4), "this is a fault of infersiege", "stages before it had fewer"),
+]
+
+
+@pytest.mark.parametrize(("asked", "said", "why"), MORE_THAN_ASKED, ids=[why for *_, why in MORE_THAN_ASKED])
+def test_ls_07_whose_fault_it_is_that_more_is_there(asked: tuple[int, ...], said: str, why: str) -> None:
+    """6 sessions where 4 were asked for, in the third stage."""
+    windows_ = (*TWO, THIRD)
+    loads = tuple(
+        AskedLoad(mode="closed", stage=window.stage, users=count) for window, count in zip(windows_, asked, strict=True)
+    )
+    turns = [*users(asked[0], 0, 10, "high"), *users(asked[1], 10, 20, "low"), *users(6, 20, 30, "again")]
+    (reason,) = summarise(turns, make.facts(steady=windows_, loads=loads, ended_ns=T0 + 30 * SECOND)).invalid
+    assert "more load than asked in stage again: 6.0 sessions" in reason and said in reason, why
+
+
+@pytest.mark.parametrize(
+    ("answers_ms", "grew", "why"),
+    [
+        (900, False, "18 turns are open at the end, which is a tenth of all"),
+        (2500, True, "50 are open at the end, a quarter of all"),
+    ],
+)
+def test_ls_02_turns_that_are_open_at_the_end_are_growth_where_they_are_many(
+    answers_ms: int, grew: bool, why: str
+) -> None:
+    """20/s for 10 s: in a short run what is on its way at its end alone is no sign that the server falls behind."""
+    turns = [make.streamed(50 * n, [50.0 * n + 10, 50.0 * n + answers_ms]) for n in range(200)]
+    loads = (AskedLoad(mode="open", rate=20.0, arrivals=200),)
+    said = summarise(turns, make.facts(loads=loads, ended_ns=T0 + 20 * SECOND)).warnings
+    assert any("did not keep up" in line for line in said) is grew, why
 
 
 def test_ls_02_an_open_loop_that_the_server_can_not_follow_is_named() -> None:

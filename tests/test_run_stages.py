@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -275,6 +275,29 @@ def test_ls_07_users_of_stages_come_and_go_on_time(siege: Siege, tmp_path: Path)
         "2: 8 users",
         "3: 2 users",
     }
+
+
+def test_ls_07_a_user_comes_again_when_its_last_turn_is_over(siege: Siege, tmp_path: Path) -> None:
+    """8, 2 and 8 users whose answers outlast the second stage: whoever is still at it is load, and nobody comes beside.
+
+    What is too much in the second stage has its reason in the first one.
+    """
+    path = trace(tmp_path / "t.jsonl")
+    with chat_server(lambda _: Reply(after_s=1.5)) as server:
+        one = f'scenario = "slow"\ntrace = "{path}"'
+        load = 'mode = "closed"\nramp = "0s"\ndrain = "2s"\n' + "".join(
+            stage(f"users = {users}", seconds) for users, seconds in ((8, 1), (2, 0.4), (8, 2.6))
+        )
+        ran = siege.run(plan_text(server.base_url, run="seed = 5", workload=one, load=load), ASIDE, "--workers", "2")
+    check_conserved(ran)
+    assert not [reason for reason in ran.summary.invalid if "fault of infersiege" in reason]
+    assert any("stage 2: 2 users" in reason and "of a stage before" in reason for reason in ran.summary.invalid)
+    edges = [(turn.sent_ns, 1) for turn in ran.turns if turn.sent_ns is not None]
+    edges += [(turn.closed_ns, -1) for turn in ran.turns if turn.sent_ns is not None and turn.closed_ns is not None]
+    open_turns = list(accumulate(change for _, change in sorted(edges)))
+    assert max(open_turns) == 8
+    third = ran.summary.loads[2]
+    assert third.users_mean == pytest.approx(8, rel=0.04)
 
 
 def test_ls_12_a_pause_ends_sessions_and_a_busy_engine_makes_the_next_stage_dirty(siege: Siege) -> None:

@@ -40,7 +40,7 @@ class Delivered:
     due: int | None = None
     """Open and replay: arrivals that have a record."""
     follows_more: bool = False
-    """Closed: the stage before asked for more users, whose last turns may still be open."""
+    """Closed: a stage before asked for more users, whose last turns may still be open."""
 
 
 def instants(columns: Iterable[array[int]]) -> Instants:
@@ -124,10 +124,9 @@ def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> D
 
 
 def _follows_more(load: AskedLoad, loads: Sequence[AskedLoad]) -> bool:
-    """Whether the stage before asked the same load for more users."""
+    """Whether a stage before asked the same load for more users."""
     same = [one for one in loads if one.mode == "closed" and one.scenarios == load.scenarios]
-    place = same.index(load)
-    return place > 0 and (same[place - 1].users or 0) > (load.users or 0)
+    return any((one.users or 0) > (load.users or 0) for one in same[: same.index(load)])
 
 
 def _switching(flows: Iterable[Flow], window: SteadyWindow) -> float:

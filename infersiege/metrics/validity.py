@@ -125,7 +125,7 @@ def _undelivered(collector: Collector, one: Delivered) -> str | None:
         if one.share is not None and one.share > DELIVERED_CEILING and one.follows_more:
             return (
                 f"more load than asked in {where}: {one.got:.1f} sessions{who} were alive on average where "
-                f"{one.asked:.0f} users were asked for: turns of the stage before were still open; give the stage more "
+                f"{one.asked:.0f} users were asked for: turns of a stage before were still open; give the stage more "
                 "warm-up, or set load.pause"
             )
         if one.share is not None and one.share > DELIVERED_CEILING:

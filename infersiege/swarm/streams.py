@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gevent.event import Event
+
 from infersiege.plan.streams import Stream
 from infersiege.records import ErrorClass, Reason, TurnRecord
 from infersiege.schedule import Pacer, Slot, user_slots, users_share
@@ -72,12 +74,15 @@ class PacedStream:
 
     def _direct_closed(self, start: Start) -> None:
         slots = user_slots(self._stream.users, self._place, self._members)
+        gone: dict[int, Any] = {}
+        """Of the last user with each number: set when the last turn is over."""
         for slot in slots:
             due_ns = self._share.timeline.start_ns + slot.start_ns
             if not self._control.wait_until(due_ns):
                 return
+            before, gone[slot.number] = gone.get(slot.number), Event()
             self.playing += 1
-            start(partial(self._play_closed, due_ns, self._until(slot)))
+            start(partial(self._take_place, before, gone[slot.number], due_ns, self._until(slot)))
         self.exhausted = self.exhausted or not slots
 
     def _until(self, slot: Slot) -> int | None:
@@ -85,6 +90,18 @@ class PacedStream:
         timeline = self._share.timeline
         end_ns = None if slot.end_ns is None else timeline.start_ns + slot.end_ns
         return None if end_ns is None or end_ns == timeline.load_end_ns else end_ns
+
+    def _take_place(self, before: Any, gone: Any, due_ns: int, until_ns: int | None) -> None:
+        """A user's life, which does not begin before that of the one with the same number is over: a turn that is still
+        open from an earlier stage is load as well, and both would be more than was asked for."""
+        try:
+            if before is not None and not before.is_set():
+                before.wait()
+                due_ns = max(due_ns, time.monotonic_ns())
+            self._play_closed(due_ns, until_ns)
+        finally:
+            self.playing -= 1
+            gone.set()
 
     def _play_closed(self, due_ns: int, until_ns: int | None) -> None:
         """A user's life: session after session, each due as soon as the one before is over."""
@@ -103,7 +120,6 @@ class PacedStream:
                 self._control.wait_until(again_ns if until_ns is None else min(again_ns, until_ns))
                 due_ns = time.monotonic_ns()
         finally:
-            self.playing -= 1
             clients.close()
 
     # ----------------------------------------------------------------------------------------------------------- open
