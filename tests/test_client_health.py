@@ -461,8 +461,8 @@ def test_di_08_a_client_that_can_do_no_more_is_named(siege: Siege, null_server: 
         f"http://127.0.0.1:{null_server}/v1",
         engine="generic",
         channel='text_lengths = "ratio"',
-        load='mode = "closed"\nusers = 200\nwarmup = "2s"\ndrain = "1s"',
-        run='duration = "7s"',
+        load='mode = "closed"\nusers = 200\nwarmup = "1s"\ndrain = "500ms"',
+        run='duration = "4s"',
         workload='scenario = "agent"\ntrace = "builtin:agent"\ndelay_cap = "0s"\nmax_tokens = 40',
     )
     ran = siege.run(text, "--skip-doctor")
@@ -471,10 +471,10 @@ def test_di_08_a_client_that_can_do_no_more_is_named(siege: Siege, null_server: 
     (reason,) = [reason for reason in summary.invalid if reason.startswith("client-bound")]
     assert "workers would have done" in reason, "it says what to do"
     (seen,) = summary.clients
-    assert seen.busy_seconds >= 3 and seen.cpu_share_mean is not None and seen.open_files_max is not None
+    assert seen.busy_seconds >= 2 and seen.cpu_share_mean is not None and seen.open_files_max is not None
     assert seen.open_files_max > 200
     rows = list(ran.directory.read_health())
-    assert len(rows) >= 5 and sum(sum(one.hub_lag.values()) for one in rows) > 300, "each second, ten ms apart"
+    assert len(rows) >= 3 and sum(sum(one.hub_lag.values()) for one in rows) > 200, "each second, ten ms apart"
 
 
 @pytest.mark.slow
@@ -485,8 +485,8 @@ def test_di_08_a_worker_that_is_not_let_run_is_named(siege: Siege, null_server: 
         f"http://127.0.0.1:{null_server}/v1",
         engine="generic",
         channel='text_lengths = "ratio"',
-        load='mode = "closed"\nusers = 8\nwarmup = "1s"\ndrain = "1s"',
-        run='duration = "5s"',
+        load='mode = "closed"\nusers = 8\nwarmup = "500ms"\ndrain = "500ms"',
+        run='duration = "3500ms"',
     )
     running = siege.start(text, "--skip-doctor")
     events = running.path / "events.jsonl"
@@ -527,8 +527,8 @@ def test_di_08_a_slow_server_is_no_slow_client(siege: Siege, tmp_path: Path) -> 
             f"http://127.0.0.1:{port}/v1",
             engine="generic",
             channel='text_lengths = "ratio"',
-            load='mode = "open"\nrate = 20.0\nmax_in_flight = 4\nwarmup = "1s"\ndrain = "2s"',
-            run='duration = "6s"',
+            load='mode = "open"\nrate = 20.0\nmax_in_flight = 4\nwarmup = "500ms"\ndrain = "500ms"',
+            run='duration = "3500ms"',
         )
         ran = siege.run(text, "--skip-doctor")
     finally:

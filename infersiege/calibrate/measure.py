@@ -78,8 +78,8 @@ def _answered(probe: Probe) -> bool:
 def notes_of(limits: Mapping[str, str], last_bad: Probe | None, most_waited: float) -> tuple[str, ...]:
     """What must be read with the ceilings.
 
-    `limits` is `Calibration.limited_by`, `last_bad` the `Climbed.last_bad` of the streams, and `most_waited` the share of
-    a core that the client waited for in the worst probe.
+    `limits` is `Calibration.limited_by`, `last_bad` is `Climbed.last_bad` of the streams, and `most_waited` the share
+    of a core that the client waited for in the worst probe.
     """
     notes = [f"server and client shared the host's {cores()} cores"]
     if most_waited > DISTURBED:
