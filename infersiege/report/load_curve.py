@@ -12,16 +12,21 @@ from infersiege.records import GroupSummary, Summary
 from infersiege.report.numbers import milliseconds
 
 KNEE_SENSITIVITY = 0.05
-"""How far a knee must stand out above the straight line between the curve's ends, as a share of the curve's height."""
+"""How far a knee must stand out from the straight line, as a share of what the curve rises by."""
+
+KNEE_RISE = 0.1
+"""A curve that rises by less than this share of its top is flat: its bends are noise."""
 
 KNEE_POINTS = 4
 """Fewer loads show no bend."""
 
 KNEE_DEFINITION = (
     "where the curve of goodput (throughput, where no turn is held to a limit) over the load bends most: it stands "
-    "highest above the straight line between its ends, both axes scaled to 0 … 1. Where that curve has no bend, since "
-    "the first load already fills the server, it is where the median TTFT (E2E, where nothing was streamed) hangs "
-    "lowest below that line: from there on requests wait (Kneedle: Satopää, Albrecht, Irwin, Raghavan 2011)"
+    "highest above the straight line from its first point to its highest value at the last load, both axes scaled to "
+    "0 … 1. Where that curve has no bend, since the first load already fills the server, it is where the median TTFT "
+    "(E2E, where nothing was streamed) hangs lowest below the line from its lowest value at the first load to its last "
+    "point: from there on requests wait. A curve that rises by less than a tenth of its top has no knee (Kneedle: "
+    "Satopää, Albrecht, Irwin, Raghavan 2011)"
 )
 
 
@@ -146,29 +151,28 @@ def knee_of(points: Sequence[LoadPoint]) -> Knee | None:
 def knee(loads: Sequence[float], heights: Sequence[float]) -> float | None:
     """Kneedle without smoothing for a curve that rises and flattens (or falls after its top). `loads` in rising order.
 
-    The straight line ends at the highest point.
+    The straight line goes from the first point to the highest value at the last load, so that a curve that collapses
+    behind its top bends at the top. None: fewer than `KNEE_POINTS`, or the curve does not rise (`KNEE_RISE`).
     """
-    if len(loads) < KNEE_POINTS:
-        return None
-    top = max(heights)
-    scaled = _scaled(loads, heights, top - heights[0])
+    scaled = _scaled(loads, heights, heights[0], max(heights)) if len(loads) >= KNEE_POINTS else []
     return _furthest(loads, [y - x for x, y in scaled])
 
 
 def elbow(loads: Sequence[float], heights: Sequence[float]) -> float | None:
-    """The same for a curve that is flat and then rises."""
-    if len(loads) < KNEE_POINTS:
-        return None
-    scaled = _scaled(loads, heights, heights[-1] - min(heights))
+    """The same for a curve that is flat and then rises.
+
+    The straight line goes from the lowest value at the first load to the last point.
+    """
+    scaled = _scaled(loads, heights, min(heights), heights[-1]) if len(loads) >= KNEE_POINTS else []
     return _furthest(loads, [x - y for x, y in scaled])
 
 
-def _scaled(loads: Sequence[float], heights: Sequence[float], height: float) -> list[tuple[float, float]]:
-    """From (0, 0) at the first load; empty: there is nothing that rises."""
-    width = loads[-1] - loads[0]
-    if width <= 0 or height <= 0:
+def _scaled(loads: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[tuple[float, float]]:
+    """Loads to 0 … 1, and heights so that `low` is 0 and `high` is 1; empty: there is nothing that rises."""
+    width, rise = loads[-1] - loads[0], high - low
+    if width <= 0 or rise <= 0 or rise < KNEE_RISE * high:
         return []
-    return [((x - loads[0]) / width, (y - heights[0]) / height) for x, y in zip(loads, heights, strict=True)]
+    return [((x - loads[0]) / width, (y - low) / rise) for x, y in zip(loads, heights, strict=True)]
 
 
 def _furthest(loads: Sequence[float], distances: Sequence[float]) -> float | None:
