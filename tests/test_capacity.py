@@ -25,7 +25,10 @@ from infersiege.capacity import hunt, shown, sweeping
 from infersiege.capacity.idle import Page, busy, wait_until_idle
 from infersiege.capacity.search import (
     INVALID_MOST,
+    LEAST_RATE,
     LENGTHENED_MOST,
+    MOST_RATE,
+    MOST_USERS,
     Finding,
     Judged,
     Outcome,
@@ -43,6 +46,7 @@ from infersiege.capacity.state import (
     Identity,
     Probe,
     SweepState,
+    alone_in,
     check_same,
     identity_of,
     load,
@@ -52,7 +56,7 @@ from infersiege.capacity.verdict import judge_probe
 from infersiege.cli import infersiege
 from infersiege.cli.sweep import loads_of
 from infersiege.emulator.process import EmulatorProcess
-from infersiege.errors import UsageError
+from infersiege.errors import PlanError, UsageError
 from infersiege.metrics.summary import summarise
 from infersiege.plan import load_plan
 from infersiege.plan.schema import Slo
@@ -241,6 +245,14 @@ def test_di_08_an_invalid_probe_is_no_failure_of_the_server() -> None:
     assert (found.outcome, found.passes) == (Outcome.FOUND, 10), "one accident is forgiven"
 
 
+def test_a_tie_is_no_pass() -> None:
+    """What half of the probes fail can't be promised."""
+    once = [Shown(4, Judged.PASS), Shown(4, Judged.FAIL)]
+    assert bracket(tally(once)) == (None, 4)
+    assert bracket(tally([Shown(2, Judged.PASS), *once, Shown(8, Judged.FAIL)])) == (2, 4)
+    assert bracket(tally([*once, Shown(4, Judged.PASS)])) == (4, None)
+
+
 def test_gt_09_no_data_is_no_pass() -> None:
     found, probes = search(USERS, lambda _: Judged.NO_DATA)
     assert (found.outcome, found.passes, found.stopped_at) == (Outcome.NO_DATA, None, 4)
@@ -254,6 +266,10 @@ def test_gt_09_no_data_is_no_pass() -> None:
     ("changes", "fault"),
     [
         ({"start": 300}, "the start"),
+        ({"start": 0, "lowest": 0, "highest": 0}, "the start (0) must be above 0"),
+        ({"start": -3, "lowest": -3, "highest": -768}, "the start (-3) must be above 0"),
+        ({"highest": 100_001}, "the highest load (100001) must lie between 1 and 100,000 users"),
+        ({"whole": False, "lowest": 1e-7}, "the lowest load (1e-07) must lie between 1e-06 and 100,000 sessions/s"),
         ({"lowest": 0}, "the start"),
         ({"highest": math.inf}, "the start"),
         ({"start": math.nan}, "the start"),
@@ -346,6 +362,9 @@ LOADS = [1, 2, 4, 8, 11, 16, 32]
         ([load**2 for load in LOADS], None, "one that gets steeper neither"),
         ([10] * 7, None, "flat from the first load on"),
         ([load * 10 + (-1) ** load for load in LOADS], None, "noise is no knee"),
+        ([100, 100.4, 99.9, 100.1, 100.2, 100.3, 99.8], None, "nor is that of a curve that does not rise"),
+        ([92, 100, 100, 100, 100, 100, 100], None, "8 % are no rise either"),
+        ([88, 100, 100, 100, 100, 100, 100], 2, "12 % are"),
         ([100 * (1 - math.exp(-load / 8)) for load in LOADS], 11, "smooth saturation: where 1 - exp bends most"),
     ],
 )
@@ -362,6 +381,7 @@ def test_knee(heights: list[float], expected: float | None, reason: str) -> None
         ([1 / (40 - load) for load in LOADS], 16, "M/M/1 near its limit: the last load before it goes up"),
         ([20 + load for load in LOADS], None, "every user costs the same: a processor that is shared"),
         ([20] * 7, None, "flat: the limit was not reached"),
+        ([100, 100.4, 99.9, 100.1, 100.2, 100.0, 100.5], None, "nor by noise"),
         ([20 - load / 10 for load in LOADS], None, "falling"),
     ],
 )
@@ -384,6 +404,8 @@ def test_a_knee_needs_four_loads_and_takes_throughput_where_there_is_no_goodput(
     # Goodput turns over at 2, where the latency limit is: it is what the plan asks for.
     good = [msgspec.structs.replace(point, goodput=(1, 2, 2, 1)[n]) for n, point in enumerate(points)]
     assert knee_of(good) == Knee(2, "goodput")
+    few = [msgspec.structs.replace(point, goodput=(1, None, None, 2)[n]) for n, point in enumerate(points)]
+    assert knee_of(few) == Knee(4, "throughput"), "goodput of two loads only is no curve"
     invalid = [*points, LoadPoint(load=100, throughput=400, verdict="invalid")]
     assert knee_of(invalid) == Knee(4, "throughput"), "what the client could not offer is no point of the curve"
 
@@ -472,6 +494,9 @@ max = "120ms"
 """
 
 
+OWN_LOAD = ("--set", 'workload.0.load={mode = "closed", users = 2}', "--set", "load.users=", "--set", "load.mode=")
+
+
 def written(folder: Path, text: str = PLAN) -> Path:
     path = folder / "plan.toml"
     path.write_text(text, encoding="utf-8")
@@ -492,6 +517,7 @@ def probe(number: int, load: float, judged: Judged | None, **changes: Any) -> Pr
         "duration_ns": 3 * make.SECOND,
         "ended": judged is not None,
         "judged": judged,
+        "call": 1,
     }
     if judged is not None:
         made["point"] = LoadPoint(load=load, verdict=judged.value, turns=10, throughput=min(load, 8) * 10)
@@ -503,7 +529,9 @@ def test_a_search_goes_on_where_it_was(tmp_path: Path) -> None:
     save(tmp_path / "out", CAPACITY, before)
     plan = load_plan(written(tmp_path), ("load.users=9", "run.duration=9s"), {})
     after = hunt.begun(tmp_path / "out", plan, "users", USERS, 3 * make.SECOND)
-    assert after == before, "load and duration are the probes' own, so that a search may be made finer or longer"
+    assert msgspec.structs.replace(after, call=1) == before, (
+        "load and duration are the probes' own, so that a search may be made finer or longer"
+    )
     assert next_load(after.search, hunt.shown(after)) == 8, "what was begun and did not end is made again"
     assert len(after.probes) == 2, "and gets a directory of its own"
 
@@ -568,7 +596,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     [
         ((), 4, 3.0, "as asked"),
         ((probe(1, 4, Judged.NO_DATA, longer_ns=9 * make.SECOND),), 4, 9.0, "as long as it should have been"),
-        ((probe(1, 4, Judged.NO_DATA, longer_ns=9 * make.SECOND),), 2, 9.0, "less load: no shorter"),
+        ((probe(1, 4, Judged.NO_DATA, longer_ns=9 * make.SECOND),), 2, 18.0, "less load: the same turns take more"),
         ((probe(1, 4, Judged.NO_DATA, longer_ns=9 * make.SECOND),), 6, 6.0, "more load: the same turns in less time"),
         ((probe(1, 4, Judged.NO_DATA, longer_ns=9 * make.SECOND),), 400, 3.0, "never shorter than asked"),
         ((probe(1, 4, Judged.NO_DATA, longer_ns=900 * make.SECOND),), 4, 24.0, "eight times at most"),
@@ -576,6 +604,51 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 )
 def test_length_of_a_probe(tmp_path: Path, probes: tuple[Probe, ...], load: float, seconds: float, reason: str) -> None:
     assert hunt.length_of(state_of(tmp_path, *probes), load) == round(seconds * make.SECOND), reason
+
+
+def resumed(tmp_path: Path, *probes: Probe) -> CapacityState:
+    """The same search in another call."""
+    save(tmp_path / "out", CAPACITY, state_of(tmp_path, *probes))
+    return hunt.begun(tmp_path / "out", load_plan(written(tmp_path), (), {}), "users", USERS, 3 * make.SECOND)
+
+
+@pytest.mark.parametrize(
+    ("probes", "outcome", "at"),
+    [
+        ([probe(1, 4, Judged.PASS), probe(2, 8, Judged.INVALID), probe(3, 8, Judged.INVALID)], Outcome.INVALID, 8),
+        ([probe(1, 4, Judged.PASS), probe(2, 8, Judged.NO_DATA, hopeless=True)], Outcome.NO_DATA, 8),
+        ([probe(n, 4, Judged.NO_DATA) for n in range(1, LENGTHENED_MOST + 2)], Outcome.NO_DATA, 4),
+        (
+            [probe(n, 4, (Judged.PASS, Judged.FAIL)[n % 2]) for n in range(1, most_probes(USERS) + 1)],
+            Outcome.UNCONFIRMED,
+            None,
+        ),
+    ],
+    ids=["invalid", "hopeless", "lengthened", "used up"],
+)
+def test_going_on_takes_up_what_ended_without_an_answer(
+    tmp_path: Path, probes: list[Probe], outcome: Outcome, at: float | None
+) -> None:
+    """The message says what to change (workers, length, a host of its own): the next call must be able to try it."""
+    ended = hunt.next_step(state_of(tmp_path, *probes))
+    assert isinstance(ended, Finding) and (ended.outcome, ended.stopped_at) == (outcome, at)
+    again = resumed(tmp_path, *probes)
+    step = hunt.next_step(again)
+    assert not isinstance(step, Finding) and (at is None or step == at), "what has a verdict stays"
+    more = [probe(len(probes) + 1, 8, Judged.INVALID, call=2), probe(len(probes) + 2, 8, Judged.INVALID, call=2)]
+    found = hunt.next_step(msgspec.structs.replace(again, probes=(*again.probes, *more)))
+    assert isinstance(found, Finding) and found.outcome is Outcome.INVALID, "and the new call has the same bounds"
+
+
+def test_two_calls_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
+    with (
+        alone_in(tmp_path / "out"),
+        pytest.raises(UsageError, match="another capacity or sweep works in it"),
+        alone_in(tmp_path / "out"),
+    ):
+        pass
+    with alone_in(tmp_path / "out"):
+        assert load(tmp_path / "out", CAPACITY, CapacityState) is None, "the lock leaves nothing in the folder"
 
 
 # -------------------------------------------------------------------------------------------------- what people read
@@ -612,6 +685,18 @@ def test_the_conclusion_of_other_ends(tmp_path: Path) -> None:
     assert hunt.conclusion(finished(tmp_path, *lowest))[0] == "capacity: below 1 user, the lowest load allowed"
 
 
+def test_the_conclusion_has_the_warnings_behind_it_and_mixed_workers(tmp_path: Path) -> None:
+    warned = ("the first wave weighs heavily",)
+    steps = [(4, Judged.PASS), (8, Judged.FAIL), (6, Judged.PASS), (7, Judged.FAIL), (6, Judged.PASS), (7, Judged.FAIL)]
+    probes = [probe(n, load, judged, workers=1) for n, (load, judged) in enumerate(steps, 1)]
+    assert not any("warning" in line or "workers" in line for line in hunt.conclusion(finished(tmp_path, *probes)))
+    probes[4] = msgspec.structs.replace(probes[4], warnings=warned, workers=2)
+    probes[0] = msgspec.structs.replace(probes[0], warnings=("of a load that is far from the limit",))
+    said = hunt.conclusion(finished(tmp_path, *probes))
+    assert [line for line in said if "warning" in line] == ["warning of probe 5: the first wave weighs heavily"]
+    assert "the number of workers was not the same: 1 in probe 1, 2, 3, 4, 6; 2 in probe 5" in said
+
+
 def test_the_page_holds_every_run_and_asks_for_nothing(tmp_path: Path) -> None:
     state = usual(tmp_path)
     nasty = msgspec.structs.replace(state, name="</script><img src=x onerror=alert(1)>")
@@ -644,6 +729,25 @@ def test_a_table_of_a_sweep_survives_any_name(tmp_path: Path) -> None:
     assert "a\\|b" in lines[2] and "EMULATED" in lines[2] and "no run" in lines[3]
     assert sweeping.left(state) == [("c", 1), ("a|b", 2), ("c", 2)], "only what is missing, load by load"
     assert sweeping.exit_code_of(state) == 4
+
+
+def test_a_sweep_with_fewer_loads_shows_those(tmp_path: Path) -> None:
+    state = SweepState(
+        name="s",
+        unit="users",
+        identity=Identity(plan_hash="p", versions={}),
+        loads=(2,),
+        channels=(),
+        probe_duration_ns=make.SECOND,
+        probes=(probe(1, 1, Judged.INVALID), probe(2, 2, Judged.PASS, warnings=("few turns",))),
+    )
+    page = shown.sweep_page(state)
+    assert page.lines[0] == "1 of 1 runs" and page.runs == {"": ["probe-002-users-2"]}
+    assert "also there, and not asked for now: probe-001-users-1" in page.lines
+    assert "probe-002-users-2: warning: few turns" in page.lines
+    lines = shown.sweep_markdown(state).splitlines()
+    assert len(lines) == 3 and "1 warning" in lines[2]
+    assert sweeping.exit_code_of(state) == 0, "of what was asked for"
 
 
 # ------------------------------------------------------------------------------------------------------- command line
@@ -697,6 +801,11 @@ def test_loads_of_a_sweep(text: str, whole: bool, loads: tuple[float, ...] | Non
         (["capacity", "--probe-duration", "2"], "--probe-duration .*no unit"),
         (["capacity", "--repeats", "2"], "odd number"),
         (["capacity", "--start", "3", "--highest", "2"], "the start"),
+        (["capacity", "--start", "0"], r"the start \(0\) must be above 0"),
+        (["capacity", "--start", "-3"], r"the start \(-3\) must be above 0"),
+        (["capacity", "--highest", "100001"], r"the highest load \(100001\) must lie between 1 and 100,000 users"),
+        (["capacity", *OWN_LOAD], "every workload has a load of its own"),
+        (["sweep", *OWN_LOAD, "--users", "1"], "every workload has a load of its own"),
         (["capacity", "--pause", "nan"], "--pause"),
         (["sweep"], "needs --users"),
         (["sweep", "--rate", "1"], "needs --users"),
@@ -715,3 +824,24 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: list[str], me
 def test_rules_that_low_loads_break_are_pointed_out() -> None:
     slos = (Slo(metric="throughput", at_least=500.0), P50)
     assert len(hunt.notes_on(slos)) == 1 and "throughput" in hunt.notes_on(slos)[0]
+
+
+def test_a_mixed_plan_says_what_is_varied(tmp_path: Path) -> None:
+    more = '[[workload]]\nscenario = "own"\ntrace = "builtin:short-qa"\nchannel = "a"\n'
+    plan = load_plan(written(tmp_path, PLAN + more), ("workload.1.load={mode = 'open', rate = 1.0}",), {})
+    assert hunt.unit_of(plan, "capacity") == "users"
+    assert hunt.fixed_loads(plan) == ("only [load] is varied, which is that of short-qa; own keeps its own load",)
+    assert hunt.begun(tmp_path / "out", plan, "users", USERS, make.SECOND).notes == hunt.fixed_loads(plan)
+
+
+def test_the_bounds_of_a_range_are_those_of_a_plan(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    for most, more in ((MOST_USERS, MOST_USERS + 1), (1, 0)):
+        assert load_plan(path, (f"load.users={most}",), {}).load.users == most
+        with pytest.raises(PlanError):
+            load_plan(path, (f"load.users={more}",), {})
+    opened = ("load.users=", "load.mode=open")
+    for bound, beyond in ((MOST_RATE, 1.01 * MOST_RATE), (LEAST_RATE, 0.99 * LEAST_RATE)):
+        assert load_plan(path, (*opened, f"load.rate={bound}"), {}).load.rate == bound
+        with pytest.raises(PlanError):
+            load_plan(path, (*opened, f"load.rate={beyond}"), {})

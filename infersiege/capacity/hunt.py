@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from infersiege.capacity.idle import pages_of
-from infersiege.capacity.runs import Interrupted, Interruption, Settings, name_of, run_probe
+from infersiege.capacity.runs import Interrupted, Interruption, Settings, name_of, number_after, run_probe
 from infersiege.capacity.search import (
     LENGTHENED_MOST,
     Finding,
@@ -53,7 +53,21 @@ def unit_of(plan: Plan, command: str) -> str:
             f"{command}: a replay has the trace's own load",
             hint="use mode = closed or open; `speed` is no load of its own",
         )
+    if plan.workloads and all(workload.load is not None for workload in plan.workloads):
+        raise UsageError(
+            f"{command}: every workload has a load of its own: [load] has no number to vary",
+            hint="take the load out of the workload whose limit is asked for: --set workload.0.load=",
+        )
     return "users" if plan.load.mode == "closed" else "sessions/s"
+
+
+def fixed_loads(plan: Plan) -> tuple[str, ...]:
+    """What is said of a mixed plan: which part of its load is not varied."""
+    own = [workload.scenario for workload in plan.workloads if workload.load is not None]
+    varied = [workload.scenario for workload in plan.workloads if workload.load is None]
+    if not own:
+        return ()
+    return (f"only [load] is varied, which is that of {', '.join(varied)}; {', '.join(own)} keeps its own load",)
 
 
 def must_have_rules(slos: Sequence[Slo]) -> None:
@@ -86,50 +100,67 @@ def begun(folder: Path, plan: Plan, unit: str, search: Range, duration_ns: int) 
         probe_duration_ns=duration_ns,
         usual_probes=usual_probes(search),
         most_probes=most_probes(search),
-        notes=notes_on(plan.slos),
+        notes=(*notes_on(plan.slos), *fixed_loads(plan)),
     )
     found = load(folder, CAPACITY, CapacityState)
     if found is None:
         return fresh
     check_same(folder / CAPACITY, found.identity, now)
-    return msgspec.structs.replace(fresh, identity=found.identity, probes=found.probes)
+    return msgspec.structs.replace(fresh, identity=found.identity, probes=found.probes, call=found.call + 1)
 
 
 def shown(state: CapacityState) -> list[Shown]:
-    """The probes that ended, as the search looks at them."""
-    return [Shown(probe.load, probe.judged, probe.hopeless) for probe in state.probes if probe.judged is not None]
+    """The probes that ended, as the search looks at them.
+
+    Those without a verdict ended the call that made them, and say nothing to another one: the host is idle now, there
+    are more workers, the probes are longer.
+    """
+    return [Shown(probe.load, probe.judged, probe.hopeless) for probe in _counting(state) if probe.judged is not None]
+
+
+def _counting(state: CapacityState) -> list[Probe]:
+    decided = (Judged.PASS, Judged.FAIL)
+    return [probe for probe in state.probes if probe.judged in decided or (probe.judged and probe.call == state.call)]
+
+
+def next_step(state: CapacityState) -> float | Finding:
+    """The next load, or what was found."""
+    before = sum(probe.call != state.call for probe in _counting(state))
+    return next_load(state.search, shown(state), before=before)
 
 
 def length_of(state: CapacityState, at_load: float) -> int:
     """Nanoseconds of the next probe at this load: as asked, or as long as an earlier one should have been.
 
-    At a higher load the same turns take less time.
+    At a higher load the same turns take less time, at a lower one more.
     """
     asked, longest = state.probe_duration_ns, LONGEST_FACTOR * state.probe_duration_ns
     needed = (
-        round(probe.longer_ns * min(1.0, probe.load / at_load))
+        round(probe.longer_ns * probe.load / at_load)
         for probe in state.probes
         if probe.judged is Judged.NO_DATA and probe.longer_ns is not None
     )
-    return min(max(asked, *needed, asked), longest)
+    return min(max((asked, *needed)), longest)
 
 
 def hunt(state: CapacityState, plan: Plan, settings: Settings, interruption: Interruption, say: Say) -> CapacityState:
     """Probe until there is a finding. Raises Interrupted, and what keeps a run from beginning or ending."""
     pages = pages_of(plan.channels, settings.environ)
     while True:
-        step = next_load(state.search, shown(state))
+        step = next_step(state)
         if isinstance(step, Finding):
             points = [probe.point for probe in state.probes if probe.point is not None]
             state = msgspec.structs.replace(state, finding=step, knee=knee_of(points))
             save(settings.folder, CAPACITY, state)
             return state
-        number = len(state.probes) + 1
+        number = number_after(settings.folder, state.probes)
         probe = Probe(
             number=number,
             directory=name_of(number, step, state.unit),
             load=step,
             duration_ns=length_of(state, step),
+            workers=settings.workers,
+            call=state.call,
         )
         before = state
         state = _with(before, probe)
@@ -137,7 +168,11 @@ def hunt(state: CapacityState, plan: Plan, settings: Settings, interruption: Int
         say(begins(probe, state))
         if interruption.asked():
             raise Interrupted
-        ran = run_probe(settings, probe, state.unit, (), pages, interruption)
+        try:
+            ran = run_probe(settings, probe, state.unit, (), pages, interruption)
+        except UsageError:
+            save(settings.folder, CAPACITY, before)  # it never began
+            raise
         ended = ran.probe
         if ran.interrupted:  # by somebody else's signal: it is no probe of this length
             raise InternalError(f"{probe.directory}: the run was interrupted", hint="the same command goes on")
@@ -171,7 +206,11 @@ def written(load: float, unit: str) -> str:
 
 def begins(probe: Probe, state: CapacityState) -> str:
     """One line before a probe."""
-    most = state.most_probes + sum(one.judged is Judged.NO_DATA or not one.ended for one in state.probes[:-1])
+    beside = (
+        one.call != state.call or one.judged is Judged.NO_DATA or not one.ended or one.judged is None
+        for one in state.probes[:-1]
+    )
+    most = probe.number - len(state.probes) + state.most_probes + sum(beside)
     seconds = probe.duration_ns / 1e9
     return f"probe {probe.number} (of {most} at most): {written(probe.load, state.unit)} for {seconds:g} s"
 
@@ -216,8 +255,32 @@ def conclusion(state: CapacityState) -> list[str]:
     ]
     dirty = [str(probe.number) for probe in state.probes if probe.idle is not None and probe.idle.dirty and probe.ended]
     said += [f"started dirty, with other load on the target: probe {', '.join(dirty)}"] if dirty else []
+    said += workers_lines(state.probes)
+    said += _warnings(state.probes, (found.passes, found.fails))
     said.append(knee_line(state.knee, unit))
     return said
+
+
+def workers_lines(probes: Sequence[Probe]) -> list[str]:
+    """Whether the runs were made by different numbers of workers, which may be what differs between them."""
+    by_workers: dict[int, list[str]] = {}
+    for probe in probes:
+        if probe.point is not None and probe.workers is not None:
+            by_workers.setdefault(probe.workers, []).append(str(probe.number))
+    if len(by_workers) < 2:
+        return []
+    parts = (f"{workers} in probe {', '.join(numbers)}" for workers, numbers in sorted(by_workers.items()))
+    return [f"the number of workers was not the same: {'; '.join(parts)}"]
+
+
+def _warnings(probes: Sequence[Probe], at: Sequence[float | None]) -> list[str]:
+    """What the runs warned of at the loads that the answer rests on, each once."""
+    by_text: dict[str, list[str]] = {}
+    for probe in probes:
+        if probe.load in at and probe.judged in (Judged.PASS, Judged.FAIL):
+            for text in probe.warnings:
+                by_text.setdefault(text, []).append(str(probe.number))
+    return [f"warning of probe {', '.join(numbers)}: {text}" for text, numbers in by_text.items()]
 
 
 def knee_line(knee: Knee | None, unit: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NamedTuple
@@ -17,12 +20,23 @@ from infersiege.capacity.idle import Page, wait_until_idle
 from infersiege.capacity.search import Judged
 from infersiege.capacity.state import Probe
 from infersiege.capacity.verdict import judge_probe
-from infersiege.errors import ExitCode, InfersiegeError, InternalError, RunDirectoryError, TargetError, UsageError
+from infersiege.errors import (
+    ExitCode,
+    InfersiegeError,
+    InternalError,
+    PlanError,
+    RunDirectoryError,
+    TargetError,
+    UsageError,
+)
 from infersiege.plan import Slo
 from infersiege.plan.values import format_duration
 from infersiege.report.load_curve import point_of
 from infersiege.report.numbers import printable
 from infersiege.rundir import PlanFile, RunDirectory, slug
+
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -97,6 +111,22 @@ def name_of(number: int, load: float, unit: str, channel: str | None = None) -> 
     return f"probe-{number:03}-{where}{kind}-{load:g}"
 
 
+def number_after(folder: Path, probes: Sequence[Probe]) -> int:
+    """Of the next probe: no directory that is there is written over, whether it is known to us or not."""
+    names = [path.name.split("-") for path in folder.glob("probe-*")]
+    used = [int(parts[1]) for parts in names if len(parts) > 1 and parts[1].isdecimal()]
+    return max([0, *used, *(probe.number for probe in probes)]) + 1
+
+
+def changes_of(load: float, unit: str, duration_ns: int) -> list[str]:
+    """Overrides that make a plan a probe.
+
+    Each run draws a nonce, and so salts, of its own: no probe finds the prompts of another in a cache.
+    """
+    number = f"users={load:.0f}" if unit == "users" else f"rate={load:g}"
+    return ["run.nonce=", "run.stop=", f"run.duration={format_duration(duration_ns)}", f"load.{number}"]
+
+
 def run_probe(
     settings: Settings,
     probe: Probe,
@@ -112,17 +142,7 @@ def run_probe(
     idle = wait_until_idle(pages, pause_s=settings.pause_s, limit_s=settings.idle_limit_s, stopped=interruption.asked)
     if interruption.asked():
         raise Interrupted
-    key = "users" if unit == "users" else "rate"
-    load = f"{probe.load:.0f}" if unit == "users" else f"{probe.load:g}"
-    changes = [
-        *settings.overrides,
-        *more,
-        # Each run draws a nonce, and so salts, of its own: no probe finds the prompts of another in a cache.
-        "run.nonce=",
-        "run.stop=",
-        f"run.duration={format_duration(probe.duration_ns)}",
-        f"load.{key}={load}",
-    ]
+    changes = [*settings.overrides, *more, *changes_of(probe.load, unit, probe.duration_ns)]
     workers = min(settings.workers, int(probe.load)) if unit == "users" else settings.workers
     path = settings.folder / probe.directory
     command = [sys.executable, "-P", "-m", "infersiege", "run", str(settings.plan), "--out", str(path), "--gate"]
@@ -158,6 +178,7 @@ def _execute(command: list[str], log: Path, environ: Mapping[str, str], interrup
             stderr=subprocess.STDOUT,
             env=dict(environ),
             start_new_session=True,
+            preexec_fn=_tied_to(os.getpid()),  # noqa: PLW1509 - this process has no threads
         )
     try:
         interruption.watch(process)
@@ -167,6 +188,20 @@ def _execute(command: list[str], log: Path, environ: Mapping[str, str], interrup
         if process.poll() is None:
             process.terminate()
             process.wait()
+
+
+def _tied_to(parent: int) -> Callable[[], None] | None:
+    """Runs in the new process before the command: when we die, by whatever, the kernel sends it SIGTERM (Linux)."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+
+    def tie() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:  # it died before that
+            os._exit(int(ExitCode.INTERRUPTED))
+
+    return tie
 
 
 def _judged(probe: Probe, path: Path, log: Path, slos: Sequence[Slo]) -> Ran:
@@ -191,6 +226,7 @@ def _judged(probe: Probe, path: Path, log: Path, slos: Sequence[Slo]) -> Ran:
         longer_ns=longer_ns,
         hopeless=found.judged is Judged.NO_DATA and longer_ns is None,
         emulated=summary.emulated,
+        warnings=tuple(printable(text) for text in summary.warnings),
     )
     return Ran(probe, file, summary.interrupted)
 
@@ -198,6 +234,8 @@ def _judged(probe: Probe, path: Path, log: Path, slos: Sequence[Slo]) -> Ran:
 def _why_not_begun(probe: Probe, log: Path, error: RunDirectoryError) -> InfersiegeError:
     said = _last_error(log) or f"exit code {probe.exit_code}: {error}"
     hint = _last_hint(log) or f"the whole output is in {log}"
+    if probe.exit_code == ExitCode.USAGE and (faults := _last_faults(log)):
+        return PlanError(f"{probe.directory}: {said}", faults=faults, hint=hint)
     kinds: dict[int | None, type[InfersiegeError]] = {ExitCode.TARGET: TargetError, ExitCode.USAGE: UsageError}
     kind = kinds.get(probe.exit_code, InternalError)
     return kind(f"{probe.directory}: {said}", hint=hint)
@@ -207,15 +245,25 @@ def _last_error(log: Path) -> str:
     return _last(log, "error:")
 
 
+def _last_faults(log: Path) -> tuple[str, ...]:
+    """The faults of a plan, which stand below its error, indented; empty: it was none."""
+    lines = _lines(log)
+    at = max((place for place, line in enumerate(lines) if line.startswith("error:")), default=len(lines))
+    return tuple(printable(line.strip()) for line in takewhile(lambda line: line.startswith("  "), lines[at + 1 :]))
+
+
 def _last_hint(log: Path) -> str:
     return _last(log, "hint:")
 
 
 def _last(log: Path, mark: str) -> str:
     """What a run's last line with this mark says; empty: there is none."""
-    try:
-        lines = log.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return ""
-    found = [line.partition(":")[2].strip() for line in lines if line.startswith(mark)]
+    found = [line.partition(":")[2].strip() for line in _lines(log) if line.startswith(mark)]
     return printable(re.sub(r"\s+", " ", found[-1])) if found else ""
+
+
+def _lines(log: Path) -> list[str]:
+    try:
+        return log.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []

@@ -28,6 +28,10 @@ REVISIONS = 2
 
 NEAR = 1e-9
 
+MOST_USERS = 100_000
+LEAST_RATE, MOST_RATE = 1e-6, 1e5
+"""What a plan may ask for (plan.load_schema)."""
+
 
 class Judged(StrEnum):
     """What one probe showed."""
@@ -73,9 +77,17 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
     def faults(self) -> list[str]:
         """Why this is no range to search, one line each; empty: it is one."""
+        if not self.start > 0:  # NaN is not either; what was not given follows from the start
+            return [f"the start ({self.start:g}) must be above 0"]
         found = []
+        least, most, unit = (1, MOST_USERS, "users") if self.whole else (LEAST_RATE, MOST_RATE, "sessions/s")
         if not 0 < self.lowest <= self.start <= self.highest < math.inf:
             found.append(f"the start ({self.start:g}) must lie between {self.lowest:g} and {self.highest:g}")
+        found += [
+            f"{name} ({load:g}) must lie between {least:g} and {most:,.0f} {unit}"
+            for name, load in (("the lowest load", self.lowest), ("the highest load", self.highest))
+            if load > 0 and math.isfinite(load) and not least <= load <= most
+        ]
         if not 0.005 <= self.resolution <= 1:  # NaN is not either
             found.append(f"the resolution ({self.resolution:g}) must lie between 0.005 and 1")
         if self.repeats < 1 or self.repeats % 2 == 0 or self.repeats > 99:
@@ -112,8 +124,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """(load that failed once, higher load that passed once): single probes against the rule that more load is worse."""
 
 
-def next_load(search: Range, shown: Sequence[Shown]) -> float | Finding:
-    """The load of the next probe, or what was found. `search` has no faults."""
+def next_load(search: Range, shown: Sequence[Shown], *, before: int = 0) -> float | Finding:
+    """The load of the next probe, or what was found. `search` has no faults.
+
+    `before`: how many of the probes were made by earlier calls: each call may make `most_probes`.
+    """
     stopped = _stopped(search, shown)
     if stopped is not None:
         return stopped
@@ -121,7 +136,7 @@ def next_load(search: Range, shown: Sequence[Shown]) -> float | Finding:
     wanted = search.start if not tallies else _wanted(search, tallies)
     if wanted is None:
         return _finding(_ending(search, tallies), tallies, shown)
-    if len(shown) - _lengthened(shown) >= most_probes(search):
+    if len(shown) - before - _lengthened(shown) >= most_probes(search):
         return _finding(Outcome.UNCONFIRMED, tallies, shown)
     return wanted
 

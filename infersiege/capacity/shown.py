@@ -8,9 +8,10 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from infersiege.capacity.hunt import conclusion, knee_line
+from infersiege.capacity.hunt import conclusion, knee_line, workers_lines
 from infersiege.capacity.search import Outcome
 from infersiege.capacity.state import CapacityState, Probe, SweepState
+from infersiege.capacity.sweeping import asked_for
 from infersiege.gate import rule_name
 from infersiege.metrics.definitions import METRICS
 from infersiege.plan import Slo
@@ -99,7 +100,7 @@ def _sweep_cells(state: SweepState) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of the published table: every channel and load, those without a run too."""
     headers = ["engine", "channel", state.unit, *(f"{one.title} ({one.unit})" for one in PUBLISHED), "note"]
     rows = []
-    for probe in state.probes:
+    for probe in asked_for(state):
         engine = printable(state.engines.get(probe.channel or "", ABSENT))
         figures = (ABSENT if probe.point is None else one.how(getattr(probe.point, one.field)) for one in PUBLISHED)
         rows.append([engine, printable(probe.channel or "as planned"), f"{probe.load:g}", *figures, _note(probe)])
@@ -115,6 +116,7 @@ def _note(probe: Probe) -> str:
         notes.append("no run")
     elif probe.judged is not None and probe.judged.value != "pass":
         notes.append(probe.judged.value)
+    notes += [f"{len(probe.warnings)} warning{'s' if len(probe.warnings) > 1 else ''}"] if probe.warnings else []
     notes += ["started dirty"] if probe.idle is not None and probe.idle.dirty else []
     return ", ".join(notes)
 
@@ -175,23 +177,33 @@ def knee_lines(state: SweepState) -> list[str]:
     return [f"{name}: " * bool(name) + knee_line(state.knees.get(name), state.unit) for name in names]
 
 
+def sweep_lines(state: SweepState) -> list[str]:
+    """What must be read with the table, on the terminal and the page."""
+    probes = asked_for(state)
+    others = [probe.directory for probe in state.probes if probe.point is not None and probe not in probes]
+    more = [f"also there, and not asked for now: {', '.join(others)}"] if others else []
+    return [*knee_lines(state), *workers_lines(probes), *more]
+
+
 def sweep_page(state: SweepState) -> CurvePage:
     names = state.channels or ("",)
     wanted = {name: name or None for name in names}
-    done = [probe for probe in state.probes if probe.point is not None]
+    probes = asked_for(state)
+    done = [probe for probe in probes if probe.point is not None]
     return CurvePage(
         kind="infersiege sweep",
         name=state.name,
         unit=state.unit,
-        curves={name: points_of(state.probes, channel) for name, channel in wanted.items()},
+        curves={name: points_of(probes, channel) for name, channel in wanted.items()},
         runs={name: [one.directory for one in done if one.channel == channel] for name, channel in wanted.items()},
         lines=[
             f"{len(done)} of {len(names) * len(state.loads)} runs",
-            *knee_lines(state),
-            *(f"{probe.directory}: {note}" for probe in state.probes if (note := _note(probe))),
+            *sweep_lines(state),
+            *(f"{probe.directory}: {note}" for probe in probes if (note := _note(probe))),
+            *(f"{probe.directory}: warning: {text}" for probe in probes for text in probe.warnings),
         ],
         knees={name: knee.load for name, knee in state.knees.items()},
-        emulated=any(probe.emulated for probe in state.probes),
+        emulated=any(probe.emulated for probe in probes),
     )
 
 

@@ -5,7 +5,10 @@ It is replaced as a whole after each step: whatever happens to the process, the 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +51,12 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     hopeless: bool = False
     """No data, and a longer probe would have none either."""
     emulated: bool = False
+    warnings: tuple[str, ...] = ()
+    """Of its run: what must be read with its figures."""
+    workers: int | None = None
+    """That were asked for; a run has no more of them than users. None: not recorded."""
+    call: int = 0
+    """Of the command that made it: 1 is the first with this folder, each that goes on is one more."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +81,9 @@ class CapacityState(msgspec.Struct, frozen=True, kw_only=True):
     probe_duration_ns: int
     usual_probes: int
     most_probes: int
+    """Of one call."""
+    call: int = 1
+    """How many commands worked on this search, this one included."""
     probes: tuple[Probe, ...] = ()
     finding: Finding | None = None
     """None: it has not ended."""
@@ -96,6 +108,32 @@ class SweepState(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[Probe, ...] = ()
     knees: dict[str, Knee] = {}
     """Channel (or an empty name) -> knee; one without is left out."""
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Holds the folder, which is made if need be, against other calls; the lock ends with the process, however it ends.
+
+    Raises UsageError when another call works in it, and when it can't be made. A file system without locks has none.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise UsageError(f"{folder}: {reason_of(error)}", hint="name another folder with --out") from None
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{folder}: another capacity or sweep works in it",
+                hint="wait for it, or name another folder with --out",
+            ) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(held)
 
 
 State = TypeVar("State", CapacityState, SweepState)

@@ -9,7 +9,7 @@ import msgspec
 
 from infersiege.capacity.hunt import Say, ended_line, same_traces, written
 from infersiege.capacity.idle import pages_of
-from infersiege.capacity.runs import Interrupted, Interruption, Settings, name_of, run_probe
+from infersiege.capacity.runs import Interrupted, Interruption, Settings, name_of, number_after, run_probe
 from infersiege.capacity.search import Judged
 from infersiege.capacity.state import SWEEP, Probe, SweepState, check_same, identity_of, load, save
 from infersiege.errors import ExitCode, InternalError, TargetError, UsageError, strongest
@@ -74,6 +74,12 @@ def begun(
     return msgspec.structs.replace(fresh, identity=found.identity, probes=found.probes, engines=found.engines)
 
 
+def asked_for(state: SweepState) -> list[Probe]:
+    """The runs of this call's loads and channels, which table and page show; the folder may hold others."""
+    names: Sequence[str | None] = state.channels or (None,)
+    return [probe for probe in state.probes if probe.channel in names and probe.load in state.loads]
+
+
 def left(state: SweepState) -> list[tuple[str | None, float]]:
     """(channel, load) that have no run yet, load by load, so that all channels are met under the same circumstances."""
     done = {(probe.channel, probe.load) for probe in state.probes if probe.point is not None}
@@ -88,16 +94,15 @@ def sweep(state: SweepState, plan: Plan, settings: Settings, interruption: Inter
     """
     again = left(state)
     state = msgspec.structs.replace(state, probes=tuple(one for one in state.probes if one.point is not None))
-    number = max((probe.number for probe in state.probes), default=0)
-    number = max([number, *_used(settings.folder)])
     for place, (channel, at) in enumerate(again, 1):
-        number += 1
+        number = number_after(settings.folder, state.probes)
         probe = Probe(
             number=number,
             directory=name_of(number, at, state.unit, channel),
             load=at,
             channel=channel,
             duration_ns=state.probe_duration_ns,
+            workers=settings.workers,
         )
         before = state
         state = msgspec.structs.replace(before, probes=(*before.probes, probe))
@@ -106,18 +111,16 @@ def sweep(state: SweepState, plan: Plan, settings: Settings, interruption: Inter
         say(f"run {place} of {len(again)}: {written(at, state.unit)}{where} for {probe.duration_ns / 1e9:g} s")
         if interruption.asked():
             raise Interrupted
-        state = _after(before, probe, plan, settings, interruption)
+        try:
+            state = _after(before, probe, plan, settings, interruption)
+        except UsageError:
+            save(settings.folder, SWEEP, before)  # it never began
+            raise
         save(settings.folder, SWEEP, state)
         say(ended_line(state.probes[-1], state.unit))
     state = msgspec.structs.replace(state, knees=_knees(state))
     save(settings.folder, SWEEP, state)
     return state
-
-
-def _used(folder: Path) -> list[int]:
-    """Numbers of run directories that are there: an interrupted run is never written over."""
-    names = [path.name.split("-") for path in folder.glob("probe-*")]
-    return [int(parts[1]) for parts in names if len(parts) > 1 and parts[1].isdecimal()]
 
 
 def _after(state: SweepState, probe: Probe, plan: Plan, settings: Settings, interruption: Interruption) -> SweepState:
@@ -145,7 +148,7 @@ def _after(state: SweepState, probe: Probe, plan: Plan, settings: Settings, inte
 def _knees(state: SweepState) -> dict[str, Knee]:
     found = {}
     for name in state.channels or ("",):
-        points = [one.point for one in state.probes if one.point is not None and one.channel == (name or None)]
+        points = [one.point for one in asked_for(state) if one.point is not None and one.channel == (name or None)]
         knee = knee_of(points)
         if knee is not None:
             found[name] = knee
@@ -155,7 +158,7 @@ def _knees(state: SweepState) -> dict[str, Knee]:
 def exit_code_of(state: SweepState) -> ExitCode:
     """A sweep judges nothing: 0 unless a target was not there, a run is invalid, or every turn of one failed."""
     codes = {ExitCode.PASS}
-    for probe in state.probes:
+    for probe in asked_for(state):
         if probe.point is None:
             codes.add(ExitCode.TARGET)
         elif probe.judged is Judged.INVALID:

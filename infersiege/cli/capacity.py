@@ -52,17 +52,19 @@ def capacity(
     unit = unit_of(probing.plan, "capacity")
     must_have_rules(probing.plan.slos)
     search = _range(probing.plan, start, lowest, highest, resolution / 100, repeats)
-    state = begun(probing.folder, probing.plan, unit, search, probing.duration_ns)
-    probing.say(probes_line(state))
-    if state.probes:
-        probing.say(f"going on with {len(state.probes)} probes of {probing.folder}")
-    for note in state.notes:
-        probing.say(f"note: {note}")
-    with probing.until_stopped() as interruption:
-        state = hunt(state, probing.plan, probing.settings, interruption, probing.say)
-    if state.finding is None:
-        raise InternalError("the search ended without a finding")
-    page = probing.write_page("capacity.html", capacity_page(state, probing.plan.slos))
+    probing.must_fit((search.lowest, search.start, search.highest), unit)
+    with probing.alone():
+        state = begun(probing.folder, probing.plan, unit, search, probing.duration_ns)
+        probing.say(probes_line(state))
+        if state.probes:
+            probing.say(f"going on with {len(state.probes)} probes of {probing.folder}")
+        for note in state.notes:
+            probing.say(f"note: {note}")
+        with probing.until_stopped() as interruption:
+            state = hunt(state, probing.plan, probing.settings, interruption, probing.say)
+        if state.finding is None:
+            raise InternalError("the search ended without a finding")
+        page = probing.write_page("capacity.html", capacity_page(state, probing.plan.slos))
     lines = [*conclusion(state), f"page: {page}"]
     probing.show(curve_tables(state, probing.width), lines, emulated=any(probe.emulated for probe in state.probes))
     probing.print_json(state)
@@ -73,15 +75,15 @@ def _range(
     plan: Plan, start: float | None, lowest: float | None, highest: float | None, resolution: float, repeats: int
 ) -> Range:
     """What is searched. Raises UsageError."""
-    from infersiege.capacity.search import Range
+    from infersiege.capacity.search import LEAST_RATE, MOST_RATE, MOST_USERS, Range
     from infersiege.errors import UsageError
 
     users = plan.load.mode == "closed"
     first = start if start is not None else float(plan.load.users or plan.load.rate or 0)
     search = Range(
         start=first,
-        lowest=lowest if lowest is not None else min(1.0, first) if users else first / 64,
-        highest=highest if highest is not None else min(256 * first, 1e5),
+        lowest=lowest if lowest is not None else min(1.0, first) if users else max(first / 64, LEAST_RATE),
+        highest=highest if highest is not None else min(256 * first, MOST_USERS if users else MOST_RATE),
         whole=users,
         resolution=resolution,
         repeats=repeats,

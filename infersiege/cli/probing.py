@@ -13,8 +13,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from infersiege.capacity.runs import Interrupted, Interruption, Settings
-from infersiege.capacity.state import CapacityState, SweepState
+from infersiege.capacity.runs import Interrupted, Interruption, Settings, changes_of
+from infersiege.capacity.state import CapacityState, SweepState, alone_in
 from infersiege.cli.probe_options import ProbeOptions
 from infersiege.cli.run import seconds_of
 from infersiege.errors import ExitCode, UsageError
@@ -65,6 +65,16 @@ class Probing:
         )
         self._as_json = options.as_json
         self._console = Console(highlight=False, stderr=options.as_json)
+
+    def must_fit(self, loads: Iterable[float], unit: str) -> None:
+        """Raises PlanError when the plan has a fault with one of these loads: before the first run, not at it."""
+        for load in dict.fromkeys(loads):
+            changes = changes_of(load, unit, self.duration_ns)
+            load_plan(self.settings.plan, (*self.settings.overrides, *changes), self.settings.environ)
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Two calls in one folder would load the target at the same time, and write over each other's files."""
+        return alone_in(self.folder)
 
     @property
     def width(self) -> int:

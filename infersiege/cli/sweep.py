@@ -20,8 +20,8 @@ def loads_of(option: str, text: str, *, whole: bool) -> tuple[float, ...]:
             load = float(int(part)) if whole else float(part)
         except ValueError:
             load = math.nan
-        if not 0 < load <= 100_000:
-            kind = "a number of users from 1" if whole else "a rate above 0"
+        if not (1 if whole else 1e-6) <= load <= 100_000:
+            kind = "a number of users from 1" if whole else "a rate from 0.000001"
             raise UsageError(
                 f"{option} {text}: {part.strip()!r} is not {kind} to 100,000", hint=f"such as {option} 1,2,4"
             )
@@ -54,9 +54,9 @@ def sweep(
 
     Exit codes: 0, 1 every turn of a run failed, 2 usage, 3 a run is invalid, 4 a target was not there, 130 interrupted.
     """
-    from infersiege.capacity.hunt import unit_of
-    from infersiege.capacity.shown import knee_lines, sweep_markdown, sweep_page, sweep_tables
-    from infersiege.capacity.sweeping import begun, channels_of, exit_code_of
+    from infersiege.capacity.hunt import fixed_loads, unit_of
+    from infersiege.capacity.shown import sweep_lines, sweep_markdown, sweep_page, sweep_tables
+    from infersiege.capacity.sweeping import asked_for, begun, channels_of, exit_code_of
     from infersiege.capacity.sweeping import sweep as sweep_all
     from infersiege.cli.probing import Probing
 
@@ -68,12 +68,16 @@ def sweep(
     loads = loads_of(option, given, whole=unit == "users")
     wanted = tuple(name.strip() for name in (channels or "").split(",") if name.strip())
     chosen = channels_of(probing.plan, wanted, every=all_channels)
-    state = begun(probing.folder, probing.plan, unit, loads, chosen, probing.duration_ns)
-    with probing.until_stopped() as interruption:
-        state = sweep_all(state, probing.plan, probing.settings, interruption, probing.say)
-    markdown = probing.write_text("sweep.md", sweep_markdown(state))
-    page = probing.write_page("sweep.html", sweep_page(state))
-    lines = [*knee_lines(state), f"written: {markdown}", f"written: {page}"]
-    probing.show(sweep_tables(state, probing.width), lines, emulated=any(probe.emulated for probe in state.probes))
+    probing.must_fit(loads, unit)
+    with probing.alone():
+        state = begun(probing.folder, probing.plan, unit, loads, chosen, probing.duration_ns)
+        for note in fixed_loads(probing.plan):
+            probing.say(f"note: {note}")
+        with probing.until_stopped() as interruption:
+            state = sweep_all(state, probing.plan, probing.settings, interruption, probing.say)
+        markdown = probing.write_text("sweep.md", sweep_markdown(state))
+        page = probing.write_page("sweep.html", sweep_page(state))
+    lines = [*sweep_lines(state), f"written: {markdown}", f"written: {page}"]
+    probing.show(sweep_tables(state, probing.width), lines, emulated=any(one.emulated for one in asked_for(state)))
     probing.print_json(state)
     context.exit(exit_code_of(state))
