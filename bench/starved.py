@@ -9,6 +9,7 @@ Whole runs with one worker against the null server of `infersiege calibrate`:
 * `slow`: the same number of streams from a server that takes 10 times as long for each token: must not be;
 * `tenth`: as `half`, but the worker is stopped for 90 of each 100 ms, so that it has a tenth of a core: must be;
 * `brief`: the same, stopped for 900 ms of each second: must be;
+* `rare`: the same, stopped for 1.1 s and then left alone for 2.9 s, two or three times in steady: must be;
 * `fine`: the same, stopped for 9 of each 10 ms: must be;
 * `flood`: ten times the ceiling, or as much of it as the null server can send: must be.
 
@@ -62,6 +63,7 @@ KINDS = {
     "slow": Kind(load=0.5, bound=False, interval_ms=500.0),
     "tenth": Kind(load=0.5, bound=True, stop_ms=90.0, run_ms=10.0),
     "brief": Kind(load=0.5, bound=True, stop_ms=900.0, run_ms=100.0),
+    "rare": Kind(load=0.5, bound=True, stop_ms=1100.0, run_ms=2900.0),
     "fine": Kind(load=0.5, bound=True, stop_ms=9.0, run_ms=1.0),
     "flood": Kind(load=1.0, bound=True, interval_ms=5.0),
 }
@@ -183,7 +185,8 @@ def figures(summary: dict[str, Any]) -> str:
     """What the rule saw of the worker."""
     seen = summary["clients"][0]
     return (
-        f"lag p99 {seen['hub_lag_p99_ms']} ms, held {seen['held_seconds']}, busy {seen['busy_seconds']} of "
+        f"lag p99 {seen['hub_lag_p99_ms']} ms, held {seen['held_seconds']}, stalled "
+        f"{seen['stalled_share'] or 0:.1%}, busy {seen['busy_seconds']} of "
         f"{seen['seconds']} s, CPU {seen['cpu_share_mean'] or 0:.2f} + {seen['cpu_wait_share_mean'] or 0:.2f}, "
         f"lateness p99 {seen['lateness_p99_ms'] or 0:.1f} ms, slack {seen['wide_slack']}/{seen['first_tokens']}, "
         f"coalesced {seen['coalesced']}/{seen['chunks']}"

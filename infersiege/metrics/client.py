@@ -206,8 +206,7 @@ def _over(seen: ClientSummary, part: float) -> list[str]:
         found.append(f"its event loop was held up by {lag_ms} ms (p99)")
     elif stalled_share > part * STALLED_SHARE and stalled_share * seen.seconds > part * STALLED_S:
         found.append(
-            f"its event loop was held up for {stalled_share * seen.seconds:.1f} of {seen.seconds} s "
-            f"({stalled_share:.0%}), by up to {seen.hub_lag_max_ms or 0} ms"
+            f"its event loop was held up for {stalled_share:.1%} of the time, by up to {seen.hub_lag_max_ms or 0} ms"
         )
     busy = seen.busy_seconds >= 2 and seen.busy_seconds > part * BUSY_SHARE * seen.seconds
     if busy and lag_ms > part * BUSY_LATE_MS:
