@@ -145,15 +145,19 @@ class Running:
             raise AssertionError(f"the run did not end within {within_s} s:\n{self.output()}") from None
         return Ran(code, self.output(), time.monotonic() - self.started, self.path)
 
-    def until(self, condition: str, within_s: float = 30.0) -> None:
-        """Wait until turns.jsonl holds a row with this text (a record came home)."""
+    def until(self, condition: str, within_s: float = 30.0, *, file: str = "turns.jsonl") -> None:
+        """Wait until turns.jsonl, or another file, holds a row with this text (a record came home)."""
         deadline = time.monotonic() + within_s
-        path = self.path / "turns.jsonl"
+        path = self.path / file
         while time.monotonic() < deadline and self.process.poll() is None:
             if path.exists() and condition in path.read_text(encoding="utf-8"):
                 return
             time.sleep(0.05)
         raise AssertionError(f"no record with {condition!r} within {within_s} s:\n{self.output()}")
+
+    def first_arrival_s(self) -> float:
+        """When it is due, or was (epoch): known once the first stage was noted."""
+        return (RunDirectory.open(self.path).read_plan().started_ns or 0) / 1e9
 
     def worker_pids(self) -> dict[str, int]:
         """Worker processes that this run started, by name."""

@@ -325,6 +325,69 @@ def test_ls_12_a_pause_ends_sessions_and_a_busy_engine_makes_the_next_stage_dirt
     assert any("started dirty" in warning for warning in ran.summary.warnings)
 
 
+def test_ls_12_no_turn_is_of_a_stage_that_never_came(siege: Siege, tmp_path: Path) -> None:
+    """Ctrl-C in the pause after the first stage, while answers are still open: what their sessions would have done
+    after a delay of 5 s belongs to the stage that there was, and was over before the interruption."""
+    talks = trace(tmp_path / "t.jsonl", turns=3, delay_ms=5000)
+    load = 'mode = "closed"\nramp = "0s"\npause = "4s"\ndrain = "5s"\n' + "".join(
+        stage(f"users = {users}", seconds) for users, seconds in ((4, 1), (6, 4))
+    )
+    with chat_server(lambda _: Reply(after_s=2.5)) as server:
+        shared = f'scenario = "users"\ntrace = "{talks}"\nchannel = "target"'
+        beside = workload("open", talks, 'mode = "open", rate = 8.0, arrivals = "constant"')
+        text = plan_text(server.base_url, run="seed = 5", workload=shared, load=load, more=beside)
+        running = siege.start(text, ASIDE)
+        running.until("stage_ended", file="events.jsonl")
+        running.interrupt()
+        ran = running.wait()
+    check_conserved(ran)
+    first = ran.plan.stages[0]
+    assert {turn.stage for turn in ran.turns} == {first.name}
+    assert len(ran.by_outcome(Outcome.OK)) == 12, "their answers came in the drain"
+    skipped = ran.by_outcome(Outcome.SKIPPED)
+    assert len(skipped) == 24 and {turn.reason for turn in skipped} == {Reason.STAGE_END}
+    assert all(turn.due_ns < first.started_ns + SECOND for turn in ran.turns)
+
+
+def test_a_run_that_is_cut_short_has_no_turns_due_after_it(siege: Siege, tmp_path: Path) -> None:
+    """Without a pause, in the first of two stages: the second one began for nobody, also not for who was in a delay."""
+    talks = trace(tmp_path / "t.jsonl", turns=3, delay_ms=20_000)
+    load = 'mode = "closed"\nramp = "0s"\n' + stage("users = 4", 10) + stage("users = 6", 30)
+    with chat_server() as server:
+        one = f'scenario = "users"\ntrace = "{talks}"'
+        running = siege.start(plan_text(server.base_url, run="seed = 5", workload=one, load=load), ASIDE)
+        running.until('"outcome":"ok"')
+        running.interrupt()
+        ran = running.wait()
+    check_conserved(ran)
+    ended_ns = ran.plan.ended_ns or 0
+    assert {turn.stage for turn in ran.turns} == {ran.plan.stages[0].name} and len(ran.plan.stages) == 1
+    assert all(turn.due_ns < ended_ns for turn in ran.turns)
+    assert {turn.reason for turn in ran.by_outcome(Outcome.SKIPPED)} == {Reason.INTERRUPTED}
+
+
+def test_ls_12_what_was_late_before_a_pause_is_not_late_after_it(siege: Siege, tmp_path: Path) -> None:
+    """A stall over the end of a stage: its arrivals are not made up for, and the next one's come when they are due."""
+    load = 'mode = "open"\narrivals = "constant"\npause = "1s"\ndrain = "1s"\n' + "".join(
+        stage("rate = 20.0", seconds, f'name = "{seconds}"') for seconds in (1, 2)
+    )
+    with EmulatorProcess() as server:
+        one = f'scenario = "talk"\ntrace = "{trace(tmp_path / "t.jsonl")}"'
+        running = siege.start(plan_text(server.base_url, run="seed = 1", load=load, workload=one), ASIDE)
+        running.until("stage_started", file="events.jsonl")
+        pid = running.worker_pids()["worker-1"]
+        time.sleep(max(0.0, running.first_arrival_s() + 0.2 - time.time()))
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(max(0.0, running.first_arrival_s() + 1.85 - time.time()))
+        os.kill(pid, signal.SIGCONT)
+        ran = running.wait()
+    check_conserved(ran)
+    cut = [turn for turn in ran.turns if turn.stage == "1" and turn.outcome is Outcome.SKIPPED]
+    assert len(cut) > 10 and {turn.reason for turn in cut} == {Reason.STAGE_END}
+    late_ms = [((turn.sent_ns or 0) - turn.due_ns) / 1e6 for turn in ran.turns if turn.stage == "2"]
+    assert len(late_ms) == 40 and sorted(late_ms)[20] < 100, late_ms
+
+
 def test_a_worker_killed_in_the_second_stage_leaves_no_turn_without_a_record(siege: Siege, tmp_path: Path) -> None:
     one = trace(tmp_path / "one.jsonl")
     talks = trace(tmp_path / "talks.jsonl", turns=4, delay_ms=100)

@@ -108,6 +108,12 @@ class SessionInPlay:
             if not other.started and other.opened.due_ns < due_ns:
                 other.opened.due_ns = due_ns
 
+    def due_at_most(self, line: LineInPlay, at_ns: int) -> None:
+        """The next turn of a line never came: it, and what has not started yet, counts as due by then (epoch ns)."""
+        for other in self.lines:
+            if (other is line or not other.started) and other.opened.due_ns > at_ns:
+                other.opened.due_ns = at_ns
+
     def end(self, line: LineInPlay, reason: Reason, detail: str | None = None) -> None:
         """No more of a line: its turns without a record are skipped, and so is all that would have started from it."""
         line.started = True

@@ -24,6 +24,8 @@ class RunControl:
         """First arrival due; valid once `go` is set."""
         self.closing: Any = Event()
         """No turn starts any more."""
+        self.closed_ns: int | None = None
+        """Since when."""
         self.reason = Reason.RUN_END
         """Why, for the records of what is cut."""
         self.on_close: list[Callable[[], None]] = []
@@ -44,7 +46,9 @@ class RunControl:
 
     def close(self, reason: Reason, drain_ns: int) -> None:
         """No more turns. Called again, it can only shorten the drain."""
-        end_ns = time.monotonic_ns() + drain_ns
+        now_ns = time.monotonic_ns()
+        end_ns = now_ns + drain_ns
+        self.closed_ns = now_ns if self.closed_ns is None else self.closed_ns
         if self.drain_end_ns is None or end_ns < self.drain_end_ns:
             self.drain_end_ns = end_ns
             self.reason = reason

@@ -139,7 +139,7 @@ class SessionPlayer:
             due_ns = max(due_ns, play.join(turn.index) or due_ns) + turn.delay_ns
             play.due(line, due_ns + self._offset_ns)
             if not self._wait_until(max(due_ns, work.session.not_before_ns), work.session):
-                self._due_at_the_latest(work, due_ns)
+                self._due_at_the_latest(work)
                 return last
             leg = self._next_leg(work)
             if leg is None:
@@ -203,7 +203,7 @@ class SessionPlayer:
                     request,
                     work.clients.of(route),
                     way.kept(route),
-                    reason=lambda: self._why_over(work.session),
+                    reason=lambda: self._why_cut(work.session),
                 )
                 tries.add(played.record)
                 self._purse.paid(played.record)
@@ -267,17 +267,24 @@ class SessionPlayer:
         self._control.wait_until(until_ns)
         return False
 
-    def _due_at_the_latest(self, work: LineWork, due_ns: int) -> None:
-        """The end of its time met a session in its delay: what would have come next belongs to the stage it was in."""
-        until_ns = work.session.until_ns
-        if until_ns is not None and due_ns >= until_ns and not self._control.closing.is_set():
-            work.play.due(work.line, until_ns - 1 + self._offset_ns)
+    def _due_at_the_latest(self, work: LineWork) -> None:
+        """The end of its time, or of the load, met a session in its delay: what would have come next belongs to the
+        stage that it was in then, and not to one that may never have begun."""
+        until_ns, closed_ns = work.session.until_ns, self._control.closed_ns
+        ends_ns = [end_ns for end_ns in (None if until_ns is None else until_ns - 1, closed_ns) if end_ns is not None]
+        if ends_ns:
+            work.play.due_at_most(work.line, min(ends_ns) + self._offset_ns)
 
     def _why_over(self, session: PreparedSession) -> Reason:
-        """Why no turn of a session starts any more, for the records of what is cut."""
-        if not self._control.closing.is_set() and session.over(time.monotonic_ns()):
+        """Why no turn of a session starts any more: whichever came first."""
+        until_ns, closed_ns = session.until_ns, self._control.closed_ns
+        if session.over(time.monotonic_ns()) and (closed_ns is None or (until_ns or 0) <= closed_ns):
             return Reason.STAGE_END
         return self._control.reason
+
+    def _why_cut(self, session: PreparedSession) -> Reason:
+        """Why an open turn of a session is cut: what is open in a pause goes on, unless the load ends in it."""
+        return self._control.reason if self._control.closing.is_set() else self._why_over(session)
 
     def _request_id(self, opened: OpenSession, turn: PreparedTurn) -> str:
         return request_id_of(self._turns.ledger.run_id, opened.session_id, turn.index)

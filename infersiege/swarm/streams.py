@@ -128,11 +128,15 @@ class PacedStream:
         share, load = self._share, self._stream.load
         pacer = Pacer(load.late)
         cap = None if load.max_in_flight is None else users_share(load.max_in_flight, self._place, self._members)
+        until_ns: int | None = None
         for ticket in self._tickets:
             due_ns = share.timeline.start_ns + (ticket.offset_ns or 0)
             if not self._control.wait_until(due_ns - EARLY_NS) and due_ns > time.monotonic_ns():
                 return  # It is not due any more; those that were have their records, by the branch below.
-            prepared = share.prepare(ticket, due_ns, share.timeline.ends_at(due_ns))
+            before_ns, until_ns = until_ns, share.timeline.ends_at(due_ns)
+            if before_ns != until_ns:
+                pacer.begin_anew()  # There was a pause: what is late from before it is not sent any more.
+            prepared = share.prepare(ticket, due_ns, until_ns)
             share.ledger.take(*prepared.lines)
             if self._control.closing.is_set():
                 self._skip(prepared, self._control.reason)
