@@ -12,7 +12,9 @@ import pytest
 from infersiege.plan.load_schema import Load
 from infersiege.plan.schema import Channel, Plan, Run, Stop, Workload
 from infersiege.swarm.aftermath import stage_facts
+from infersiege.swarm.losses import orphans
 from infersiege.swarm.source import SessionSource
+from infersiege.swarm.timeline import Timeline
 
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND
@@ -44,6 +46,31 @@ def test_a_long_run_begins_at_once_however_many_arrivals_it_has() -> None:
     assert stage.steady_ended_ns - stage.started_ns == 24 * HOUR_S * SECOND
     (ended,) = stage_facts(described, source, T0, T0 + 20 * SECOND)
     assert ended.arrivals == pytest.approx(10_000, rel=0.1), "a run that ended early is held against its own seconds"
+
+
+ORPHANED = [
+    (Load(mode="open", rate=50.0), 10.0, None, 2.0, "arrivals until the load ended early"),
+    (Load(mode="open", rate=50.0), 2.0, None, 10.0, "no more than the load has"),
+    (Load(mode="closed", users=4), None, 30, 2.0, "a number of sessions is somebody's, whenever they come"),
+    (Load(mode="closed", users=4), 10.0, None, 2.0, "users take what they find: nothing is theirs before"),
+]
+
+
+@pytest.mark.parametrize(("load", "seconds", "stop", "ended_s", "why"), ORPHANED, ids=[row[-1] for row in ORPHANED])
+def test_what_a_dead_worker_leaves_is_what_was_due_before_the_load_ended(
+    load: Load, seconds: float | None, stop: int | None, ended_s: float, why: str
+) -> None:
+    run = Run(seed=7, nonce="n", stop=Stop(sessions=stop)) if stop is not None else None
+    described = plan(load, seconds=seconds, run=run)
+    share = alone(described).of_fleet(2).of_place(1)
+    timeline = Timeline.of(described, start_ns=5 * SECOND)
+    left = list(orphans(share, timeline, timeline.start_ns + round(ended_s * SECOND), T0))
+    if load.mode == "closed":
+        assert len(left) == (0 if stop is None else stop // 2), why
+    else:
+        tickets = [ticket for ticket in share.tickets() if (ticket.offset_ns or 0) <= ended_s * SECOND]
+        assert [turn.due_ns - T0 - timeline.start_ns for turn in left] == [ticket.offset_ns for ticket in tickets], why
+        assert 0.5 < len(left) / (25 * min(ended_s, seconds or 0)) < 1.5
 
 
 def short(path: Path, sessions: int, scenario: str = "short", *, wrap: bool = False) -> Workload:
