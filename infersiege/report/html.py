@@ -41,6 +41,7 @@ EVENT_WORDS: Mapping[str, str] = {
     "steady_started": "steady phase started",
     "stage_ended": "stage ended",
     "started_dirty": "stage started dirty",
+    "idle_unknown": "not known whether idle",
     "load_ended": "load ended",
     "worker_lost": "worker lost",
     "worker_settled": "lost worker's turns accounted for",

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gevent
+from gevent.pool import Group
 
 from infersiege.plan.schema import Plan
 from infersiege.plan.streams import streams_of
 from infersiege.swarm.timeline import Timeline
-from infersiege.telemetry.idle import busy, watchable
+from infersiege.telemetry.idle import EnginePage, ask, engine_pages
 
 LOOK_SHARE = 0.15
 LONGEST_LOOK_NS = 500_000_000
 """So long before a pause ends (the smaller of the two) the engines are looked at: after what was still open was
 cancelled, before the next stage sends anything."""
+SHORTEST_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,12 @@ class StageEvent:
 
 
 class StageWatch:
-    """The master's look at the time axis. Nothing here blocks: engines are asked in a greenlet of its own."""
+    """The master's look at the time axis. Nothing here blocks: engines are asked in greenlets of their own."""
 
     def __init__(self, plan: Plan, timeline: Timeline, environ: Mapping[str, str]) -> None:
         self._timeline = timeline
         self._environ = environ
-        self._engines = watchable(plan)
+        self._engines = engine_pages(plan)
         modes = dict.fromkeys(stream.load.mode for stream in streams_of(plan))
         self._load = f"{' and '.join(modes)} load"
         self._told = self._looked = 0
@@ -87,10 +90,23 @@ class StageWatch:
                 self._looks.append(gevent.spawn(self._look, following.name, starts_ns))
 
     def _look(self, stage: str, starts_ns: int) -> None:
-        """Ask the engines. An answer that comes when the stage has begun would count its own turns."""
-        for channel, running, waiting in busy(self._engines, self._environ):
-            if time.monotonic_ns() >= starts_ns:
-                return
+        """Ask all engines at once: one after the other, the last ones would tell of the next stage's own turns."""
+        asked = Group()
+        answers = [(page, asked.spawn(self._ask, page, stage, starts_ns)) for page in self._engines]
+        asked.join(timeout=max(0.0, (starts_ns - time.monotonic_ns()) / 1e9))
+        silent = Counter(page.name for page, answer in answers if not answer.value)
+        if silent:
+            names = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in silent.items())
+            unknown = f"{stage}: not known whether idle, no figures before the stage began: {names}"
+            self._found.append(StageEvent(time.monotonic_ns(), "idle_unknown", stage, unknown))
+
+    def _ask(self, page: EnginePage, stage: str, starts_ns: int) -> bool:
+        """Whether an engine told in time: an answer that comes when the stage has begun would count its own turns."""
+        told = ask(page, self._environ, max(SHORTEST_LOOK_S, (starts_ns - time.monotonic_ns()) / 1e9))
+        if told is None or time.monotonic_ns() >= starts_ns:
+            return False
+        if told.running or told.waiting:
             self.dirty.add(stage)
-            still = f"{stage}: {channel} still had {running:.0f} running and {waiting:.0f} waiting requests"
+            still = f"{stage}: {page.name} still had {told.running:.0f} running and {told.waiting:.0f} waiting requests"
             self._found.append(StageEvent(time.monotonic_ns(), "started_dirty", stage, still))
+        return True

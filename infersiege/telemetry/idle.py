@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from infersiege_agents.engine_names import ENGINES
 from infersiege_agents.engine_scrape import ScrapeError, address_of, fetch
@@ -15,30 +17,44 @@ from infersiege.errors import InfersiegeError
 from infersiege.plan.schema import Channel, Plan
 from infersiege.redact import api_key
 
-LOOK_WITHIN_S = 1.0
+
+@dataclass(frozen=True, slots=True)
+class EnginePage:
+    """Where one engine of a channel tells what it is doing."""
+
+    name: str
+    """Of the channel."""
+    channel: Channel
+    base: str
+    """One of its addresses."""
 
 
-def watchable(plan: Plan) -> dict[str, Channel]:
-    """Channels whose engines tell what they run."""
-    return {
-        name: channel
+class Running(NamedTuple):
+    """Requests that an engine has."""
+
+    running: float
+    waiting: float
+
+
+def engine_pages(plan: Plan) -> tuple[EnginePage, ...]:
+    """Every address of the channels whose engines tell what they run."""
+    return tuple(
+        EnginePage(name, channel, base)
         for name, channel in plan.channels.items()
         if PROFILES[channel.engine].metrics_path is not None and channel.engine in ENGINES
-    }
+        for base in channel.addresses
+    )
 
 
-def busy(channels: Mapping[str, Channel], environ: Mapping[str, str]) -> Iterator[tuple[str, float, float]]:
-    """(channel, running, waiting) of each address that is not idle. One that does not answer, or that has no such
-    figures, tells nothing."""
-    for name, channel in channels.items():
-        path = PROFILES[channel.engine].metrics_path or ""
-        for base in channel.addresses:
-            try:
-                address = address_of(root_url(base, path))
-                page = fetch(address, address.path, api_key=api_key(channel, environ), deadline_s=LOOK_WITHIN_S)
-                gauges = read(page, channel.engine).gauges
-            except (AgentError, InfersiegeError, ScrapeError):
-                continue
-            running, waiting = gauges.get("running", 0.0), gauges.get("waiting", 0.0)
-            if running or waiting:
-                yield name, running, waiting
+def ask(page: EnginePage, environ: Mapping[str, str], within_s: float) -> Running | None:
+    """What an engine has right now. None: it does not answer within so many seconds, or has no such figures."""
+    engine = page.channel.engine
+    try:
+        address = address_of(root_url(page.base, PROFILES[engine].metrics_path or ""))
+        found = fetch(address, address.path, api_key=api_key(page.channel, environ), deadline_s=within_s)
+        gauges = read(found, engine).gauges
+    except (AgentError, InfersiegeError, ScrapeError):
+        return None
+    if "running" not in gauges and "waiting" not in gauges:
+        return None
+    return Running(gauges.get("running", 0.0), gauges.get("waiting", 0.0))
