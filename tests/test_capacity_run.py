@@ -14,9 +14,13 @@ import msgspec
 import pytest
 from siege import Siege, plan_text
 
-from infersiege.capacity.search import Judged, Outcome
+from infersiege.capacity.hunt import begun, hunt
+from infersiege.capacity.runs import Interruption, Settings
+from infersiege.capacity.search import Outcome, Range
 from infersiege.capacity.state import CapacityState, SweepState
 from infersiege.emulator.process import EmulatorProcess
+from infersiege.errors import PlanError
+from infersiege.plan import load_plan
 from infersiege.rundir import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -39,8 +43,8 @@ def emulator() -> Iterator[EmulatorProcess]:
 def plan_for(emulator: EmulatorProcess, *, users: int) -> str:
     return plan_text(
         emulator.base_url,
-        run='duration = "2s"',
-        load=f'mode = "closed"\nusers = {users}\nramp = "400ms"\ndrain = "5s"',
+        run='duration = "1500ms"',
+        load=f'mode = "closed"\nusers = {users}\nramp = "300ms"\ndrain = "5s"',
         more=f'[[slo]]\nmetric = "ttft"\nstat = "p50"\nmax = "{MOST_WAIT_MS}ms"',
     )
 
@@ -53,64 +57,113 @@ def state_in(folder: Path) -> CapacityState:
     return msgspec.json.decode((folder / "capacity.json").read_bytes(), type=CapacityState)
 
 
-def test_the_emulators_limit_is_found_within_ten_percent(siege: Siege, emulator: EmulatorProcess) -> None:
+def started(siege: Siege, plan: Path, out: Path, *options: str, until: str) -> subprocess.Popen[bytes]:
+    """A search in a process of its own, as soon as a run of it has begun to write turns (glob `until`)."""
+    process = subprocess.Popen(
+        command(plan, out, *options), env=siege.environment, start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(out.glob(f"{until}/turns.jsonl")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process
+
+
+def test_the_emulators_limit_is_found_by_a_search_that_was_killed_stopped_and_went_on(
+    siege: Siege, emulator: EmulatorProcess
+) -> None:
     plan, out = siege.folder / "plan.toml", siege.folder / "capacity"
     plan.write_text(plan_for(emulator, users=8), encoding="utf-8")
-    code, said = siege.command(
-        *command(plan, out, "--highest", "16", "--repeats", "1", "--resolution", "20")[3:], within_s=110
-    )
+    options = ("--start", "12", "--lowest", "10", "--highest", "15", "--repeats", "1", "--resolution", "20")
+    killed_in_its_first_probe(siege, plan, out, *options)
+    process = started(siege, plan, out, *options, until="probe-003-*")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(30) == 130
+    before = state_in(out)
+    assert [probe.ended for probe in before.probes] == [False, True, False] and before.finding is None
+
+    code, said = siege.command(*command(plan, out, *options)[3:], within_s=110)
     state = state_in(out)
+    assert state.probes[:3] == before.probes, "what was found stays"
+    assert [probe.number for probe in state.probes] == list(range(1, len(state.probes) + 1))
+    assert [probe.call for probe in state.probes][:4] == [1, 2, 2, 3] and state.call == 3
     found = state.finding
     assert found is not None, said
     if found.outcome is Outcome.INVALID:
         pytest.skip(f"this machine was too busy for its own client: {said}")
     assert code == 0 and found.outcome is Outcome.FOUND, said
     assert found.passes in (10, 11) and found.fails in (12, 13), said
-    assert len(state.probes) <= state.usual_probes + 1
-    nonces, starts = set(), []
-    for probe in state.probes:
+    ended = [probe for probe in state.probes if probe.ended]
+    assert len(ended) <= state.usual_probes + 1
+    nonces = set()
+    for probe in ended:
         run = RunDirectory.open(out / probe.directory)
-        assert run.report_path.exists() and probe.ended
+        assert run.report_path.exists()
         assert probe.idle is not None and (probe.idle.by, probe.idle.dirty) == ("gauges", False), "each began idle"
         nonces.add(run.read_plan().nonce)
-        starts.append(run.read_plan().started_ns)
-    assert len(nonces) == len(state.probes), "fresh salts for each probe"
+    assert len(nonces) == len(ended), "fresh salts for each probe"
     assert "EMULATED" in said and f"capacity: {found.passes:.0f} users" in said
     assert (out / "capacity.html").stat().st_size > 100_000
     # All is there already: the same command answers at once, without a run.
-    begun = time.monotonic()
-    again, said = siege.command(*command(plan, out, "--highest", "16", "--repeats", "1", "--resolution", "20")[3:])
+    asked_at = time.monotonic()
+    again, said = siege.command(*command(plan, out, *options)[3:])
     assert again == 0 and "capacity:" in said and state_in(out).probes == state.probes
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - asked_at < 8
 
 
-def test_a_search_that_was_stopped_goes_on(siege: Siege, emulator: EmulatorProcess) -> None:
-    plan, out = siege.folder / "plan.toml", siege.folder / "capacity"
-    plan.write_text(plan_for(emulator, users=2), encoding="utf-8")
-    options = ("--highest", "4", "--repeats", "1")
-    process = subprocess.Popen(
-        command(plan, out, *options), env=siege.environment, start_new_session=True, stdout=subprocess.DEVNULL
-    )
+def killed_in_its_first_probe(siege: Siege, plan: Path, out: Path, *options: str) -> None:
+    """While it works, nobody else may work in its folder; with it ends its run, which would take a minute."""
+    process = started(siege, plan, out, *options, "--probe-duration", "60s", until="probe-001-*")
     try:
-        deadline = time.monotonic() + 60
-        # In the middle of the second probe: its run has begun.
-        while not list(out.glob("probe-002-*/turns.jsonl")):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(30) == 130
+        (run,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()
+        code, said = siege.command(*command(plan, out, *options)[3:])
+        assert code == 2 and "another capacity or sweep works in it" in said
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    before = state_in(out)
-    assert [probe.ended for probe in before.probes] == [True, False] and before.finding is None
-    code, said = siege.command(*command(plan, out, *options)[3:])
-    after = state_in(out)
-    assert after.probes[:2] == before.probes, "what was found stays"
-    assert [probe.number for probe in after.probes] == [1, 2, 3]
-    if after.probes[-1].judged is not Judged.INVALID:
-        assert code == 0 and after.finding is not None and after.finding.outcome is Outcome.AT_LEAST, said
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 25
+    while is_alive(run):
+        assert time.monotonic() < deadline, "it still loads the target"
+        time.sleep(0.05)
+
+
+def is_alive(process: str) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text("ascii", "replace")
+    except OSError:
+        return False
+
+
+def test_a_probe_that_its_plan_keeps_from_beginning_leaves_none(siege: Siege) -> None:
+    """With the faults in words: the plan of the probe is not the one that the user sees."""
+    path, out = siege.folder / "plan.toml", siege.folder / "capacity"
+    path.write_text(plan_text("http://127.0.0.1:9/v1", run='duration = "2s"'), encoding="utf-8")
+    plan = load_plan(path, (), siege.environment)
+    settings = Settings(
+        plan=path,
+        overrides=("load.drain=-1s",),
+        slos=(),
+        folder=out,
+        workers=1,
+        wait_for_target_s=0,
+        pause_s=0,
+        idle_limit_s=0,
+        environ=siege.environment,
+    )
+    state = begun(out, plan, "users", Range(start=4, lowest=1, highest=8, whole=True), 2_000_000_000)
+    with (
+        Interruption() as interruption,
+        pytest.raises(PlanError, match=r"probe-001-users-4: .*the plan has a fault") as e,
+    ):
+        hunt(state, plan, settings, interruption, lambda _: None)
+    (fault,) = e.value.faults
+    assert "load.drain" in fault
+    assert state_in(out).probes == ()
 
 
 def test_a_sweep_over_channels_one_of_which_is_down(siege: Siege, emulator: EmulatorProcess) -> None:
@@ -119,7 +172,19 @@ def test_a_sweep_over_channels_one_of_which_is_down(siege: Siege, emulator: Emul
     text += "\n[telemetry]\nengine_metrics = true\n"
     plan, out = siege.folder / "plan.toml", siege.folder / "sweep"
     plan.write_text(text, encoding="utf-8")
-    code, said = siege.command("sweep", str(plan), "--users", "2,4", "--all-channels", "--out", str(out))
+    code, said = siege.command(
+        "sweep",
+        str(plan),
+        "--users",
+        "2,4",
+        "--all-channels",
+        "--pause",
+        "0.2",
+        "--probe-duration",
+        "1s",
+        "--out",
+        str(out),
+    )
     assert code == 4, said
     state = msgspec.json.decode((out / "sweep.json").read_bytes(), type=SweepState)
     points = {(probe.channel, probe.load): probe.point for probe in state.probes}

@@ -143,6 +143,11 @@ def length_of(state: CapacityState, at_load: float) -> int:
     return min(max((asked, *needed)), longest)
 
 
+def is_longest(probe: Probe, state: CapacityState) -> bool:
+    """No data in a probe as long as any may be: it is not made again."""
+    return probe.judged is Judged.NO_DATA and probe.duration_ns >= LONGEST_FACTOR * state.probe_duration_ns
+
+
 def hunt(state: CapacityState, plan: Plan, settings: Settings, interruption: Interruption, say: Say) -> CapacityState:
     """Probe until there is a finding. Raises Interrupted, and what keeps a run from beginning or ending."""
     pages = pages_of(plan.channels, settings.environ)
@@ -176,7 +181,7 @@ def hunt(state: CapacityState, plan: Plan, settings: Settings, interruption: Int
         ended = ran.probe
         if ran.interrupted:  # by somebody else's signal: it is no probe of this length
             raise InternalError(f"{probe.directory}: the run was interrupted", hint="the same command goes on")
-        if ended.judged is Judged.NO_DATA and ended.duration_ns >= LONGEST_FACTOR * state.probe_duration_ns:
+        if is_longest(ended, state):
             ended = msgspec.structs.replace(ended, hopeless=True)
         state = msgspec.structs.replace(_with(before, ended), identity=same_traces(before.identity, ran.file))
         save(settings.folder, CAPACITY, state)
