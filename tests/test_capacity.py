@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from infersiege import gate
 from infersiege.capacity import hunt, shown, sweeping
-from infersiege.capacity.idle import Page, busy, wait_until_idle
+from infersiege.capacity.idle import requests_of, wait_until_idle
 from infersiege.capacity.search import (
     INVALID_MOST,
     LEAST_RATE,
@@ -59,11 +59,12 @@ from infersiege.emulator.process import EmulatorProcess
 from infersiege.errors import PlanError, UsageError
 from infersiege.metrics.summary import summarise
 from infersiege.plan import load_plan
-from infersiege.plan.schema import Slo
+from infersiege.plan.schema import Channel, Slo
 from infersiege.records import Outcome as TurnOutcome
 from infersiege.records import Summary, TurnRecord
 from infersiege.report.capacity_page import render_curves
 from infersiege.report.load_curve import Knee, LoadPoint, elbow, knee, knee_of
+from infersiege.telemetry.idle import EnginePage
 
 Server = Callable[[float], Judged]
 
@@ -424,7 +425,11 @@ class Clock:
         self.now += seconds
 
 
-PAGE = Page("local", "vllm", "http://127.0.0.1:1/metrics", None)
+def page_of(base_url: str) -> EnginePage:
+    return EnginePage("local", Channel(engine="vllm", base_url=base_url, model="m"), base_url)
+
+
+PAGE = page_of("http://127.0.0.1:1/v1")
 
 
 @pytest.mark.parametrize(
@@ -439,12 +444,12 @@ PAGE = Page("local", "vllm", "http://127.0.0.1:1/metrics", None)
     ],
 )
 def test_waiting_until_idle(
-    answers: list[float | None], pages: list[Page], by: str, dirty: bool, waited: float, reason: str
+    answers: list[float | None], pages: list[EnginePage], by: str, dirty: bool, waited: float, reason: str
 ) -> None:
     clock = Clock()
     told: Iterable[float | None] = itertools.chain(answers, itertools.repeat(answers[-1] if answers else None))
     told = iter(told)
-    found = wait_until_idle(pages, pause_s=2.0, limit_s=10.0, look=lambda _: next(told), clock=clock, sleep=clock.sleep)
+    found = wait_until_idle(pages, lambda _: next(told), pause_s=2.0, limit_s=10.0, clock=clock, sleep=clock.sleep)
     assert (found.by, found.dirty) == (by, dirty), reason
     assert found.waited_s == pytest.approx(waited, abs=0.25), reason
     assert bool(found.detail) == dirty
@@ -452,14 +457,18 @@ def test_waiting_until_idle(
 
 def test_a_working_engine_is_not_idle_until_it_is_done() -> None:
     with EmulatorProcess("--step-base-ms", "50", "--output-tokens", "20") as emulator:
-        page = Page("local", "vllm", emulator.base_url.removesuffix("/v1") + "/metrics", None)
+        page = page_of(emulator.base_url)
+
+        def busy(page: EnginePage) -> float | None:
+            return requests_of(page, {})
+
         assert busy(page) == 0
         body = emulated.body_for("chat", model=emulator.model)
         asked = threading.Thread(target=emulated.ask, args=(emulator.port, emulated.PATHS["chat"], body))
         asked.start()
         while not busy(page):
             assert asked.is_alive(), "a second of work was never seen"
-        found = wait_until_idle([page], pause_s=0.0, limit_s=30.0)
+        found = wait_until_idle([page], busy, pause_s=0.0, limit_s=30.0)
         asked.join()
         assert (found.by, found.dirty) == ("gauges", False) and found.waited_s > 0.2
         assert busy(page) == 0

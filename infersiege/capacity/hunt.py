@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from infersiege.capacity.idle import pages_of
 from infersiege.capacity.runs import Interrupted, Interruption, Settings, name_of, number_after, run_probe
 from infersiege.capacity.search import (
     LENGTHENED_MOST,
@@ -25,6 +24,7 @@ from infersiege.errors import ExitCode, InternalError, UsageError
 from infersiege.plan import Plan, Slo
 from infersiege.report.load_curve import Knee, knee_of
 from infersiege.rundir import PlanFile
+from infersiege.telemetry.idle import engine_pages
 
 LONGEST_FACTOR = 8
 """A probe that lacks turns is made again, at most so many times as long as asked."""
@@ -150,7 +150,7 @@ def is_longest(probe: Probe, state: CapacityState) -> bool:
 
 def hunt(state: CapacityState, plan: Plan, settings: Settings, interruption: Interruption, say: Say) -> CapacityState:
     """Probe until there is a finding. Raises Interrupted, and what keeps a run from beginning or ending."""
-    pages = pages_of(plan.channels, settings.environ)
+    pages = engine_pages(plan)
     while True:
         step = next_step(state)
         if isinstance(step, Finding):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from infersiege.capacity.idle import Page, wait_until_idle
+from infersiege.capacity.idle import requests_of, wait_until_idle
 from infersiege.capacity.search import Judged
 from infersiege.capacity.state import Probe
 from infersiege.capacity.verdict import judge_probe
@@ -34,6 +34,7 @@ from infersiege.plan.values import format_duration
 from infersiege.report.load_curve import point_of
 from infersiege.report.numbers import printable
 from infersiege.rundir import PlanFile, RunDirectory, slug
+from infersiege.telemetry.idle import EnginePage
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2)."""
@@ -132,14 +133,20 @@ def run_probe(
     probe: Probe,
     unit: str,
     more: Sequence[str],
-    pages: Sequence[Page],
+    pages: Sequence[EnginePage],
     interruption: Interruption,
 ) -> Ran:
     """Wait until the target is idle, run, judge. `more`: overrides of the plan beside load and duration.
 
     Raises Interrupted; TargetError when the target refuses; UsageError when the run could not begin; InternalError.
     """
-    idle = wait_until_idle(pages, pause_s=settings.pause_s, limit_s=settings.idle_limit_s, stopped=interruption.asked)
+    idle = wait_until_idle(
+        pages,
+        lambda page: requests_of(page, settings.environ),
+        pause_s=settings.pause_s,
+        limit_s=settings.idle_limit_s,
+        stopped=interruption.asked,
+    )
     if interruption.asked():
         raise Interrupted
     changes = [*settings.overrides, *more, *changes_of(probe.load, unit, probe.duration_ns)]

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 
 from infersiege.capacity.hunt import Say, ended_line, same_traces, written
-from infersiege.capacity.idle import pages_of
 from infersiege.capacity.runs import Interrupted, Interruption, Settings, name_of, number_after, run_probe
 from infersiege.capacity.search import Judged
 from infersiege.capacity.state import SWEEP, Probe, SweepState, check_same, identity_of, load, save
 from infersiege.errors import ExitCode, InternalError, TargetError, UsageError, strongest
 from infersiege.plan import Plan
 from infersiege.report.load_curve import Knee, knee_of
+from infersiege.telemetry.idle import engine_pages
 
 
 def channels_of(plan: Plan, wanted: Sequence[str], *, every: bool) -> tuple[str, ...]:
@@ -127,9 +127,9 @@ def _after(state: SweepState, probe: Probe, plan: Plan, settings: Settings, inte
     """The sweep with this probe and what came of it."""
     channel = probe.channel
     more = [] if channel is None else only_to(plan, channel)
-    channels = {name: one for name, one in plan.channels.items() if name == channel} or plan.channels
+    pages = [page for page in engine_pages(plan) if channel not in plan.channels or page.name == channel]
     try:
-        ran = run_probe(settings, probe, state.unit, more, pages_of(channels, settings.environ), interruption)
+        ran = run_probe(settings, probe, state.unit, more, pages, interruption)
     except TargetError as error:
         probe = msgspec.structs.replace(probe, ended=True, exit_code=int(ExitCode.TARGET), why=str(error))
         return msgspec.structs.replace(state, probes=(*state.probes, probe))
