@@ -50,6 +50,8 @@ def opened(rate: float, **changes: Any) -> AskedLoad:
     [
         (6.0, 3.8, 0.5, Judged.FAIL, "of 60 turns 38 ended: any limit would be passed in a longer probe"),
         (3.0, 1.9, 0.5, Judged.NO_DATA, "of 30 turns 19 ended: ten seconds leave it open whether all the rest waited"),
+        (2.4, 1.5, 0.5, Judged.NO_DATA, "of 24 turns 14 ended: more than a fifth, but ten turns may be chance"),
+        (2.4, 2.5, 0.5, Judged.PASS, "of as many 23 ended"),
         (20.0, 15.0, 0.5, Judged.FAIL, "a quarter more than it can do"),
         (20.0, 10.0, 0.5, Judged.FAIL, "twice as much"),
         (20.0, 21.0, 0.5, Judged.PASS, "it keeps up"),
@@ -69,8 +71,12 @@ def test_an_open_load_that_the_server_does_not_keep_up_with_fails(
 
 
 def test_a_longer_probe_tells_whether_the_server_keeps_up() -> None:
-    """The two that ten seconds left open, made again as long as they asked for."""
-    for rate, capacity, answer_s, judged in ((3.0, 1.9, 0.5, Judged.FAIL), (20.0, 21.0, 4.0, Judged.PASS)):
+    """Those that ten seconds left open, made again as long as they asked for."""
+    for rate, capacity, answer_s, judged in (
+        (3.0, 1.9, 0.5, Judged.FAIL),
+        (2.4, 1.5, 0.5, Judged.FAIL),
+        (20.0, 21.0, 4.0, Judged.PASS),
+    ):
         short = judge(served(rate, capacity, answer_s=answer_s), opened(rate))
         assert short.factor is not None
         seconds = 10 * short.factor

@@ -104,7 +104,7 @@ def _fell_behind(summary: Summary, load: DeliveredLoad, turns: Turns) -> Judgeme
     if sent < 2 * GREW_TURNS and load.mode == "open":
         why = f"only {sent} turns were sent, too few to tell whether the server keeps up"
         return Judgement(Judged.NO_DATA, why, _longer(2 * GREW_TURNS, sent))
-    allowed = max(GREW_TURNS, GREW_SHARE * sent)
+    allowed = GREW_SHARE * sent
     if sent - round((load.finished_rate or 0.0) * seconds) <= allowed:
         return None
     played = [turn for turn in turns() if not load.scenarios or turn.scenario in load.scenarios]
@@ -115,10 +115,10 @@ def _fell_behind(summary: Summary, load: DeliveredLoad, turns: Turns) -> Judgeme
         return None
     filling = load.sent_rate * _unloaded_s(played)
     rates = f"{load.sent_rate:.3g} turns/s were sent and {ended / seconds:.3g} ended"
-    if grew - filling > allowed:
+    if grew - filling > max(allowed, GREW_TURNS):  # a few turns may be chance
         return Judgement(Judged.FAIL, f"the server did not keep up: {rates}, so {grew} more were open at the end")
-    why = f"{rates}: the answers take too long for this probe to tell whether the server keeps up"
-    return Judgement(Judged.NO_DATA, why, _longer(grew / GREW_SHARE, sent))
+    why = f"{rates}: the probe is too short to tell whether the server keeps up"
+    return Judgement(Judged.NO_DATA, why, _longer(max(grew, GREW_TURNS) / GREW_SHARE, sent))
 
 
 def _unloaded_s(played: Sequence[TurnRecord]) -> float:
