@@ -652,10 +652,11 @@ def test_going_on_takes_up_what_ended_without_an_answer(
 def test_a_probe_of_eight_times_the_length_is_the_last(tmp_path: Path) -> None:
     needs = probe(1, 4, Judged.NO_DATA, longer_ns=900 * make.SECOND)
     length_ns = hunt.length_of(state_of(tmp_path, needs), 4)
-    assert length_ns == 8 * 3 * make.SECOND and not hunt.is_longest(needs, state_of(tmp_path))
+    assert length_ns == 8 * 3 * make.SECOND and not hunt.ended_as(needs, state_of(tmp_path)).hopeless
     longest = msgspec.structs.replace(needs, duration_ns=length_ns)
-    assert hunt.is_longest(longest, state_of(tmp_path))
-    assert not hunt.is_longest(msgspec.structs.replace(longest, judged=Judged.PASS), state_of(tmp_path))
+    hopeless = hunt.ended_as(longest, state_of(tmp_path))
+    assert isinstance(hunt.next_step(state_of(tmp_path, hopeless)), Finding)
+    assert not hunt.ended_as(msgspec.structs.replace(longest, judged=Judged.PASS), state_of(tmp_path)).hopeless
 
 
 def test_two_calls_in_one_folder_are_kept_apart(tmp_path: Path) -> None:

@@ -143,9 +143,11 @@ def length_of(state: CapacityState, at_load: float) -> int:
     return min(max((asked, *needed)), longest)
 
 
-def is_longest(probe: Probe, state: CapacityState) -> bool:
-    """No data in a probe as long as any may be: it is not made again."""
-    return probe.judged is Judged.NO_DATA and probe.duration_ns >= LONGEST_FACTOR * state.probe_duration_ns
+def ended_as(probe: Probe, state: CapacityState) -> Probe:
+    """An ended probe; without data in one as long as any may be, it is not made again."""
+    if probe.judged is Judged.NO_DATA and probe.duration_ns >= LONGEST_FACTOR * state.probe_duration_ns:
+        return msgspec.structs.replace(probe, hopeless=True)
+    return probe
 
 
 def hunt(state: CapacityState, plan: Plan, settings: Settings, interruption: Interruption, say: Say) -> CapacityState:
@@ -178,11 +180,9 @@ def hunt(state: CapacityState, plan: Plan, settings: Settings, interruption: Int
         except UsageError:
             save(settings.folder, CAPACITY, before)  # it never began
             raise
-        ended = ran.probe
+        ended = ended_as(ran.probe, state)
         if ran.interrupted:  # by somebody else's signal: it is no probe of this length
             raise InternalError(f"{probe.directory}: the run was interrupted", hint="the same command goes on")
-        if is_longest(ended, state):
-            ended = msgspec.structs.replace(ended, hopeless=True)
         state = msgspec.structs.replace(_with(before, ended), identity=same_traces(before.identity, ran.file))
         save(settings.folder, CAPACITY, state)
         say(ended_line(ended, state.unit))
