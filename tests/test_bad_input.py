@@ -142,7 +142,7 @@ TABLE: dict[str, Bad] = {
     "bad date": Bad(
         "a CSV that a spreadsheet has saved",
         2,
-        ("{folder}/t.csv:3: ", "hint: a row is TIMESTAMP,ContextTokens,GeneratedTokens"),
+        ("{folder}/t.csv:3: TIMESTAMP is no date", "hint: a TIMESTAMP is like 2023-11-16"),
         trace="t.csv",
         load='mode = "replay"',
         files={

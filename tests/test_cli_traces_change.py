@@ -178,7 +178,13 @@ def test_faults_are_one_line_with_a_hint(tmp_path, monkeypatch, arguments, line,
 def test_a_signal_leaves_nothing_half_written(tmp_path, number, code, words):
     out = tmp_path / "out.jsonl"
     arguments = ["convert", "builtin:agent", "--sessions", "1000000", "-o", str(out)]
-    with subprocess.Popen([*INFERSIEGE, *arguments], stderr=subprocess.PIPE, text=True) as process:
+    # Whoever runs the tests may ignore SIGHUP (nohup does), and a child would, too.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        process = subprocess.Popen([*INFERSIEGE, *arguments], stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
         until = time.monotonic() + 30
         while not any(path.stat().st_size for path in tmp_path.iterdir()) and time.monotonic() < until:
             time.sleep(0.05)

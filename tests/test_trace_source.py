@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infersiege.errors import TraceError
@@ -99,6 +99,15 @@ def test_elements_are_those_of_a_json_parser(tmp_path_factory, document, window,
     assert elements(tmp_path_factory.mktemp("scan"), data, window) == json.loads(document)
 
 
+def encodable(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@settings(max_examples=60)
 @given(document=arrays(), window=st.integers(1, 64), data=st.data())
 def test_a_damaged_array_is_read_as_a_json_parser_does_or_refused(tmp_path_factory, document, window, data):
     """One piece is taken out, put in twice, or replaced by a mark."""
@@ -113,7 +122,8 @@ def test_a_damaged_array_is_read_as_a_json_parser_does_or_refused(tmp_path_facto
     try:
         found = elements(tmp_path_factory.mktemp("scan"), damaged.encode(), window)
     except TraceError as error:
-        assert not isinstance(wanted, list), str(error)
+        # Half a surrogate pair is taken by Python's parser, and can't be sent as UTF-8.
+        assert not isinstance(wanted, list) or not encodable(wanted), str(error)
     else:
         assert found == wanted
 
