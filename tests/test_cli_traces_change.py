@@ -178,18 +178,21 @@ def test_faults_are_one_line_with_a_hint(tmp_path, monkeypatch, arguments, line,
 def test_a_signal_leaves_nothing_half_written(tmp_path, number, code, words):
     out = tmp_path / "out.jsonl"
     arguments = ["convert", "builtin:agent", "--sessions", "1000000", "-o", str(out)]
-    # Whoever runs the tests may ignore SIGHUP (nohup does), and a child would, too.
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Whoever runs the tests may ignore it (nohup does, and so does a shell's background), and a child would, too.
+    before = signal.signal(number, signal.SIG_DFL)
     try:
         process = subprocess.Popen([*INFERSIEGE, *arguments], stderr=subprocess.PIPE, text=True)
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
     with process:
         until = time.monotonic() + 30
         while not any(path.stat().st_size for path in tmp_path.iterdir()) and time.monotonic() < until:
             time.sleep(0.05)
         process.send_signal(number)
-        _, said = process.communicate(timeout=30)
+        try:
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == code
     assert said.split() == words
     assert not list(tmp_path.iterdir())
