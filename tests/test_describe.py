@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -21,14 +21,35 @@ from infersiege.traces.inspection.longest_seen import LongestSeen
 from infersiege.traces.inspection.measured import UNKNOWN, Mark, measure
 from infersiege.traces.inspection.message_size import digest_of, message_tokens, other_parts
 from infersiege.traces.inspection.prefix_cache import Piece, PrefixCache, PromptWalk
-from infersiege.traces.trace import SessionList, Tally
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
 SYNTHESIZER = Synthesizer(1)
 
 
-def trace_of(*sessions: Session) -> SessionList:
-    return SessionList(name="x", format="infersiege", sha256="0", rows=len(sessions), sessions=sessions, tally=Tally())
+class Held:
+    """A trace of sessions that are there, in their order."""
+
+    name = "x"
+    format = "infersiege"
+    sha256: str | None = "0"
+    skipped: Mapping[str, int] = {}
+    warnings: tuple[str, ...] = ()
+
+    def __init__(self, sessions: Sequence[Session]) -> None:
+        self.rows: int | None = len(sessions)
+        self.sessions: int | None = len(sessions)
+        self._sessions = sessions
+        times = [session.arrival_ns for session in sessions if session.arrival_ns is not None]
+        self.arrivals_ns: Sequence[int] | None = times if times and len(times) == len(sessions) else None
+
+    def session(self, index: int) -> Session:
+        if index < 0:
+            raise IndexError(index)
+        return self._sessions[index]
+
+
+def trace_of(*sessions: Session) -> Held:
+    return Held(sessions)
 
 
 def blocks(ids: Sequence[int], size: int = 10, *, scope: str = "s", output: int | None = 5, **more: object) -> Turn:

@@ -10,28 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trace_talks import USER, requests, write
 
 from infersiege.errors import TraceError
-from infersiege.traces import READERS, Conversation, Synthesizer, Trace, open_trace
-
-EXAMPLES = Path(__file__).parents[1] / "examples" / "traces"
-
-
-def write(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def requests(trace: Trace, index: int = 0) -> list[list[dict[str, object]]]:
-    conversation = Conversation(trace.session(index), synthesizer=Synthesizer(1))
-    found = []
-    while (turn := conversation.next_turn()) is not None:
-        found.append(turn.messages)
-        conversation.answered("live")
-    return found
-
-
-USER = {"role": "user", "content": "hi"}
+from infersiege.traces import READERS, open_trace
 
 
 def azure(tmp_path: Path, *rows: str, header: str = "TIMESTAMP,ContextTokens,GeneratedTokens") -> str:

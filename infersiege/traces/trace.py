@@ -100,36 +100,6 @@ class Tally:
         raise TraceError(f"{path}: none of {rows} rows can be sent: {reasons}", hint="`format` may be the wrong one")
 
 
-class SessionList:
-    """A trace that is held as sessions: formats that carry messages."""
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        format: str,
-        sha256: str,
-        rows: int,
-        sessions: Sequence[Session],
-        tally: Tally,
-    ) -> None:
-        self.name = name
-        self.format = format
-        self.sha256: str | None = sha256
-        self.rows: int | None = rows
-        self.skipped: Mapping[str, int] = dict(tally.skipped)
-        self.warnings = tally.warnings()
-        self._sessions = tuple(sessions)
-        self.sessions: int | None = len(self._sessions)
-        times = [s.arrival_ns for s in self._sessions if s.arrival_ns is not None]
-        self.arrivals_ns: Sequence[int] | None = times if times and len(times) == len(self._sessions) else None
-
-    def session(self, index: int) -> Session:
-        if index < 0:
-            raise IndexError(index)
-        return self._sessions[index]
-
-
 LONGEST_NS = 100 * 366 * 86_400 * 1_000_000_000
 """A century: what lies further from a trace's first row, or takes longer, was read in the wrong unit."""
 
