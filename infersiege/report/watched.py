@@ -57,9 +57,6 @@ class WatchedSeries:
 
     # ------------------------------------------------------------------------------------------------------ lines
 
-    def _means(self, source: Source, values: Values) -> list[float | None]:
-        return shown(source.bin_means(values(source), self.edges_ns))
-
     def _lines(self, sources: Sequence[tuple[str, Source]], values: Values) -> tuple[list[Figure], list[Floats]]:
         """A line per source that has such values, or a band of all; and their binned values."""
         found = [(name, one.bin_means(values(one), self.edges_ns)) for name, one in sources]
