@@ -71,10 +71,62 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Master -> worker, twice a second: turns may start until this long after its receipt."""
+    """Master -> worker, twice a second: turns may start until this long after its receipt.
+
+    A worker that does not know the epoch yet must not start any by it.
+    """
 
     duration_ns: int
     sequence: int
+    epoch: int = 0
+    """The one in force."""
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+    """Master -> worker, an offer: who plays which tickets from a boundary on (docs/decisions/0008-epochs.md).
+
+    Ticket i of a stream belongs to `members[i % len(members)]`.
+    """
+
+    number: int
+    """Counts up; 0 is the epoch of the assignment, from the first ticket on."""
+    members: tuple[str, ...]
+    """Names of workers, in the order of their seats."""
+    from_offset_ns: int = 0
+    """Streams with times: it begins with the first ticket due then or later, from the start of the load."""
+    from_index: tuple[int, ...] = ()
+    """Closed streams: with this ticket; by number of the stream. Missing and of streams with times: 0."""
+
+
+class EpochAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker -> master: whether it has taken nothing from the boundary on, and takes nothing until it is in force."""
+
+    number: int
+    accepted: bool
+    next_offset_ns: int = 0
+    """The boundary could lie here or later."""
+    next_index: tuple[int, ...] = ()
+    """The same, of each stream."""
+
+
+class EpochTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Master -> worker: all epochs that are in force, in order; their boundaries never fall."""
+
+    epochs: tuple[Epoch, ...]
+
+
+class UserSlots(msgspec.Struct, frozen=True, kw_only=True):
+    """Master -> worker: which users of closed streams are its own, by number of the stream; all it is to have now."""
+
+    epoch: int
+    slots: dict[int, tuple[int, ...]]
+
+
+class SlotsHeld(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker -> master: which users it still has, beyond those that are its own: they end with their sessions."""
+
+    epoch: int
+    slots: dict[int, tuple[int, ...]]
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
