@@ -34,7 +34,7 @@ however few seconds that was in. One stall of a tenth of a second is not."""
 BUSY = 0.95
 """CPU used and waited for, of one core: a worker has no more."""
 BUSY_SHARE = 0.10
-BUSY_LATE_MS = 10
+BUSY_LATE_MS = 25
 """A busy worker is bound when its loop is later than this (p99): it then has more than it can do. Its requests may be
 late for other reasons (`max_in_flight`, requests per minute, a budget), which are none of its own."""
 
