@@ -35,8 +35,8 @@ BUSY = 0.95
 """CPU used and waited for, of one core: a worker has no more."""
 BUSY_SHARE = 0.10
 BUSY_LATE_MS = 25
-"""A busy worker is bound when its loop is later than this (p99): it then has more than it can do. Its requests may be
-late for other reasons (`max_in_flight`, requests per minute, a budget), which are none of its own."""
+"""A busy worker is bound when its loop is later than this (p99; half of HELD_MS): it then has more than it can do. Its
+requests may be late for other reasons (`max_in_flight`, requests per minute, a budget), which are none of its own."""
 
 ROOM = 0.7
 """How much of its ceiling a worker should be given."""
