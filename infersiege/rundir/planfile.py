@@ -71,8 +71,8 @@ class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     """Open loop and replay: sessions per second asked for."""
     arrivals: int | None = None
-    """Open loop and replay: arrivals that the schedule has in the steady phase, those for which the trace had no session
-    left included; None while the run goes on."""
+    """Open loop and replay: arrivals that the schedule has in the steady phase, also those for which the trace had no
+    session left; None while the run goes on."""
     started_dirty: bool = False
     """The engine was not idle when it began."""
     streams: tuple[StreamFacts, ...] = ()
