@@ -1,4 +1,4 @@
-"""Rules held against a summary, and the exit code of a run (docs/gate.md). Pure: it measures nothing.
+"""Rules held against a summary, and the exit code of a run.
 
 A rule passes only on a value that was measured often enough. Too few turns, a metric that does not exist here, or a cut
 that no turn belongs to are `no data`, which is not a pass. Rules of an invalid run are `invalid`.
