@@ -1,26 +1,112 @@
 """A worker's records on their way home: kept on disk and in memory until the master has acknowledged them.
 
+    <directory>/spool.json      whose it is: run, worker, process; once it stopped, its farewell (`SpoolInfo`)
+    <directory>/plan.json       the run's plan as the worker was given it (without secrets)
     <directory>/journal.jsonl   a line per session taken and per turn started
     <directory>/segment-N.jsonl rows of turns.jsonl; N counts up from 0; removed when acknowledged
 
 Lines are written with one unbuffered write each, so a killed worker loses nothing that it had closed (a crashed host
 may lose what its page cache held). The spool lies outside the run directory: a full disk there must not take the
-records along.
+records along. What is left of it after a crash comes home with `infersiege recover` (swarm.recovery).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
+import secrets
+import shlex
+import socket
+import stat
+import tempfile
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from infersiege.records import OpenTurn, Segment, TurnRecord
+from infersiege.plan.schema import Plan
+from infersiege.records import Assignment, Bye, OpenTurn, Segment, TurnRecord
+from infersiege.swarm.versions import boot_id, versions
+
+SPOOL_VARIABLE: Final = "INFERSIEGE_SPOOL"
+PREFIX: Final = "infersiege-spool-"
+INFO: Final = "spool.json"
+PLAN_FILE: Final = "plan.json"
+JOURNAL: Final = "journal.jsonl"
 
 _encode = msgspec.json.Encoder().encode
+
+
+class SpoolInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """spool.json: whose records these are, for whoever finds them when master and worker are gone. No secrets."""
+
+    schema_version: int = 1
+    run_id: str
+    run_name: str
+    worker: str
+    host: str
+    pid: int
+    pid_started: int | None
+    """Clock ticks since the boot (proc(5), starttime): a later process with the same number is another one. None: the
+    system does not tell."""
+    boot_id: str
+    place: int
+    """Its seat in the run, of `members`."""
+    members: int
+    offset_ns: int
+    """Unix epoch on the master's clock minus this host's monotonic clock. Instants of the records have it already."""
+    written_ns: int
+    """When the worker took part (epoch)."""
+    versions: dict[str, str]
+    plan_hash: str
+    trace_hashes: dict[str, str] = {}
+    started_ns: int | None = None
+    """First arrival due (epoch); None: it never heard "go"."""
+    stopped_ns: int | None = None
+    """When the worker had accounted for all that it held (epoch); None: it was killed."""
+    bye: Bye | None = None
+    """What it would have told the master then."""
+
+    @classmethod
+    def of(cls, assignment: Assignment, plan: Plan, worker: str, offset_ns: int) -> SpoolInfo:
+        """Of this process, which has its part in a run now. `offset_ns`: master's epoch minus our monotonic clock."""
+        return cls(
+            run_id=assignment.run_id,
+            run_name=plan.run.name or "run",
+            worker=worker,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            pid_started=pid_started(os.getpid()),
+            boot_id=boot_id(),
+            place=assignment.place,
+            members=assignment.members,
+            offset_ns=offset_ns,
+            written_ns=time.monotonic_ns() + offset_ns,
+            versions=versions(),
+            plan_hash=assignment.plan_hash,
+            trace_hashes=assignment.trace_hashes,
+        )
+
+    def lives(self) -> bool:
+        """Whether the process that wrote it is one of this host's, and still there."""
+        started = pid_started(self.pid) if self.boot_id == boot_id() else None
+        return started is not None and started == self.pid_started
+
+
+def spool_root(environ: Mapping[str, str]) -> Path:
+    """Where spools lie: INFERSIEGE_SPOOL, or the temporary directory."""
+    return Path(environ.get(SPOOL_VARIABLE) or tempfile.gettempdir())
+
+
+def spool_path(worker: str, environ: Mapping[str, str]) -> Path:
+    """A new spool's directory. No two are alike: process numbers come again, in containers at every start."""
+    plain = re.sub(r"[^\w.-]+", "-", worker)[:60]
+    return spool_root(environ) / f"{PREFIX}{os.getpid()}-{plain}-{secrets.token_hex(4)}"
 
 
 class JournalLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,8 +138,41 @@ class Spool:
         self._lines: list[bytes] = []
         self._unacknowledged: dict[int, Segment] = {}
         self._segment: int | None = None
-        directory.mkdir(parents=True, exist_ok=True)
-        self._journal = self._open(directory / "journal.jsonl")
+        self._info: SpoolInfo | None = None
+        _make_private(directory)
+        self._journal = self._open(directory / JOURNAL)
+        if self._journal is not None:
+            # As long as this process lives: whoever finds the spool sees that it is in use, from any container too.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def describe(self, info: SpoolInfo, plan: bytes | None = None) -> None:
+        """Write whose spool it is, and the run's plan (JSON of plan.schema.Plan). Never raises: see `disk_error`."""
+        self._info = info
+        if plan is not None:
+            self._replace(PLAN_FILE, plan)
+        self._replace(INFO, _encode(info))
+
+    def began(self, started_ns: int) -> None:
+        """The first arrival is due at `started_ns` (epoch)."""
+        if self._info is not None:
+            self.describe(msgspec.structs.replace(self._info, started_ns=started_ns))
+
+    def ended(self, bye: Bye, stopped_ns: int) -> None:
+        """Every turn that was taken has its record; nobody may have heard this farewell."""
+        if self._info is not None:
+            self.describe(msgspec.structs.replace(self._info, bye=bye, stopped_ns=stopped_ns))
+
+    def _replace(self, name: str, data: bytes) -> None:
+        """Whole or not at all."""
+        part = self.directory / f".{name}.part"
+        try:
+            part.write_bytes(data)
+            part.replace(self.directory / name)
+        except OSError as error:
+            self._failed(error)
+            with contextlib.suppress(OSError):
+                part.unlink()
 
     def _open(self, path: Path) -> int | None:
         try:
@@ -122,6 +241,23 @@ class Spool:
     def empty(self) -> bool:
         return not self._lines and not self._unacknowledged
 
+    def leave(self, bye: Bye, stopped_ns: int, *, orphaned: bool) -> str | None:
+        """The worker ends: close the spool, and remove it unless somebody may need it.
+
+        `orphaned`: the master is gone, and nobody has heard the farewell. Returns what to tell the user: where the
+        spool is and what to do with it; None: it is removed.
+        """
+        if orphaned or not self.empty():
+            self.ended(bye, stopped_ns)
+        self.close(remove=not orphaned)
+        if not self.directory.exists():
+            return None
+        run = self._info.run_name if self._info is not None else "the run"
+        return (
+            f"records that the master did not take are in {self.directory}; bring them into the run directory of {run} "
+            f"with: infersiege recover RUN_DIRECTORY {shlex.quote(str(self.directory))}"
+        )
+
     def close(self, *, remove: bool) -> None:
         """Close the files; `remove` deletes the spool, which must be empty."""
         for descriptor in (self._journal, self._segment):
@@ -135,12 +271,71 @@ class Spool:
         return self.directory / f"segment-{sequence}.jsonl"
 
 
+def _make_private(directory: Path) -> None:
+    """Make the spool's directory, for its owner only. Raises OSError, also for one that somebody else laid out."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    there = directory.lstat()
+    if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid():
+        raise FileExistsError(17, "something of somebody else lies there", str(directory))
+    directory.chmod(0o700)
+
+
 def remove_spool(directory: Path) -> None:
-    """Remove a spool's files, and its directory unless something else lies in it."""
-    for path in directory.glob("*.jsonl"):
+    """Remove a spool's files, and its directory unless something else lies in it.
+
+    spool.json goes last: what an interrupted removal leaves still says whose it is.
+    """
+    own = [*directory.glob("*.jsonl"), directory / PLAN_FILE, *directory.glob(".*.part"), directory / INFO]
+    for path in own:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         directory.rmdir()
+
+
+def find_spools(root: Path) -> list[Path]:
+    """All spools below a directory, the oldest first; those that can't be looked at are left out."""
+    found = []
+    for path in root.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISDIR(path.lstat().st_mode):
+                found.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(found)]
+
+
+def read_info(directory: Path) -> SpoolInfo | None:
+    """Whose spool it is. None: it does not say (its worker died before it had its part in a run, or the disk was full).
+
+    Raises OSError when it can't be looked at.
+    """
+    try:
+        return msgspec.json.decode((directory / INFO).read_bytes(), type=SpoolInfo)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def pid_started(pid: int) -> int | None:
+    """When a process began, in clock ticks since the boot; None: there is none, or the system does not tell."""
+    try:
+        stats = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stats.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def in_use(directory: Path, info: SpoolInfo | None) -> bool:
+    """Whether the worker that writes the spool still lives: its process is there, or it holds the journal's lock."""
+    if info is not None and info.lives():
+        return True
+    try:
+        with (directory / JOURNAL).open("rb") as journal:
+            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no journal, or a file system without locks: the process tells
+        return False
+    return False
 
 
 def leftover_segments(directory: Path) -> Iterator[tuple[int, bytes]]:
@@ -153,7 +348,7 @@ def leftover_segments(directory: Path) -> Iterator[tuple[int, bytes]]:
 
 def read_journal(directory: Path) -> Iterator[JournalLine]:
     """The journal of a dead worker; a torn last line is dropped."""
-    path = directory / "journal.jsonl"
+    path = directory / JOURNAL
     if not path.exists():
         return
     decoder = msgspec.json.Decoder(JournalLine)

@@ -11,10 +11,8 @@ import platform
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gevent
@@ -44,7 +42,7 @@ from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.health import HealthMonitor, freeze_garbage, raise_descriptor_limit
 from infersiege.swarm.session_users import Director, SessionUser
 from infersiege.swarm.share import WorkerShare
-from infersiege.swarm.spool import Spool
+from infersiege.swarm.spool import Spool, SpoolInfo, spool_path
 from infersiege.swarm.versions import boot_id, versions
 
 log = logging.getLogger("infersiege.swarm.worker")
@@ -145,8 +143,7 @@ class Worker:
             self._draining.set()
 
     def _set_up(self) -> None:
-        spool_root = Path(os.environ.get("INFERSIEGE_SPOOL", tempfile.gettempdir()))
-        spool_directory = spool_root / f"infersiege-spool-{os.getpid()}-{self.name}"
+        spool_directory = spool_path(self.name, os.environ)
         hello = Hello(
             worker=self.name,
             host=socket.gethostname(),
@@ -168,14 +165,14 @@ class Worker:
             self._spool = Spool(spool_directory, self.name)
         except OSError as error:
             raise UsageError(
-                f"{spool_root}: no place for the records that are on their way: {error.strerror}",
+                f"{spool_directory.parent}: no place for the records that are on their way: {error.strerror}",
                 hint="the environment variable INFERSIEGE_SPOOL, or else TMPDIR, names a directory that can be written",
             ) from None
         self._measure_clock(assignment)
         offset_ns = assignment.offset_ns + self._clock_offset_ns
-        share = WorkerShare(
-            assignment, plan_from_json(assignment.plan), self.name, self._spool, self._control, offset_ns
-        )
+        plan = plan_from_json(assignment.plan)
+        self._spool.describe(SpoolInfo.of(assignment, plan, self.name, offset_ns), assignment.plan)
+        share = WorkerShare(assignment, plan, self.name, self._spool, self._control, offset_ns)
         self.share = self._environment.share = share
         freeze_garbage()
         messages.send(
@@ -230,6 +227,8 @@ class Worker:
 
     def _on_go(self, _: str, go: Go) -> None:
         self._control.begin(go.start_ns - self._clock_offset_ns)
+        if self._spool is not None and self._assignment is not None:
+            self._spool.began(go.start_ns + self._assignment.offset_ns)
         if self.share is not None:
             self.share.begin()
 
@@ -359,9 +358,10 @@ class Worker:
             changes=share.ledger.changes,
         )
         messages.send(self._runner, bye)
-        if not spool.empty():
-            print(f"records that the master did not take are in {spool.directory}", file=sys.stderr)
-        spool.close(remove=True)
+        orphaned = self._control.reason is Reason.NO_LEASE
+        left = spool.leave(bye, time.monotonic_ns() + share.offset_ns, orphaned=orphaned)
+        if left is not None:
+            print(left, file=sys.stderr)
 
     def _over(self) -> bool:
         end_ns = self._control.drain_end_ns
