@@ -12,12 +12,22 @@ import msgspec
 from infersiege.errors import InternalError, RunDirectoryError, UsageError
 from infersiege.records import SCHEMA_VERSION, ClientHealth, EventRow, SeriesRow, Summary, TurnRecord, WindowRow
 from infersiege.rundir.damage import Span, damage_of
-from infersiege.rundir.files import Appender, Versioned, bad_line, discard, pretty, reason_of, remedy_for
+from infersiege.rundir.files import (
+    Appender,
+    Versioned,
+    bad_line,
+    discard,
+    drop_torn_row,
+    pretty,
+    reason_of,
+    remedy_for,
+)
 from infersiege.rundir.names import (
     CLIENTS,
     EVENTS,
     JUNIT,
     PLAN,
+    RECOVERY,
     REPORT,
     SUMMARY,
     TELEMETRY,
@@ -68,6 +78,7 @@ class RunDirectory:
         run = cls(path, made=True)
         for file in (TURNS, EVENTS):
             run._appender(file)
+        run.claim()
         return run
 
     @classmethod
@@ -102,6 +113,42 @@ class RunDirectory:
         """Close the row files. Closing twice does nothing."""
         while self._appenders:
             self._appenders.popitem()[1].close()
+
+    # ------------------------------------------------------------------------------------------------ after a crash
+
+    def claim(self) -> bool:
+        """Be the one process that writes turns, until this one ends or `close`. False: another one is, and lives.
+
+        Raises RunDirectoryError when turns.jsonl can't be opened.
+        """
+        return self._appender(TURNS).claim()
+
+    def drop_torn_rows(self) -> int:
+        """Cut off half a row at the end of turns and events; returns how many files had one.
+
+        Raises RunDirectoryError when that can't be done.
+        """
+        try:
+            return sum(drop_torn_row(self.path / file) > 0 for file in (TURNS, EVENTS, f"{TELEMETRY}/{CLIENTS}"))
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.path}: half a row can't be taken out: {reason_of(error)}",
+                hint=remedy_for(error, made=self._made),
+            ) from None
+
+    def sync_turns(self) -> None:
+        """turns.jsonl is on the disk, not only in memory. Raises RunDirectoryError."""
+        try:
+            self._appender(TURNS).sync()
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.path / TURNS}: can't be written: {reason_of(error)}", hint=remedy_for(error, made=self._made)
+            ) from None
+
+    @property
+    def recovery_path(self) -> Path:
+        """What a recovery that is not through has noted."""
+        return self.path / RECOVERY
 
     # ------------------------------------------------------------------------------------------------ rows, written
 

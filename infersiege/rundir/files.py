@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -65,8 +66,41 @@ class Appender:
             # A device without truncation, or a broken disk: readers tolerate a torn last line.
             return
 
+    def claim(self) -> bool:
+        """Take the file for this process, until it ends or closes it. False: another one has it."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks: nobody can tell
+            return True
+        return True
+
+    def sync(self) -> None:
+        """Out of the page cache: what stands here survives the host. Raises OSError."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         self._file.close()
+
+
+def drop_torn_row(path: Path) -> int:
+    """Cut off what a crash left after the last whole row; returns how many bytes. Raises OSError."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - (1 << 16))
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+    return size - end
 
 
 class Versioned(msgspec.Struct):

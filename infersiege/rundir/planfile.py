@@ -121,6 +121,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     """Turns of all started sessions, as the workers' farewells say; None: only the turns tell."""
     budgets: tuple[BudgetUse, ...] = ()
     """What was used of the plan's budgets, as the workers counted it; empty before the end, and without a budget."""
+    rate_limits: tuple[RateUse, ...] = ()
+    """What its rate limits did; the same."""
     invalid: tuple[str, ...] = ()
     """Reasons that only the master could see."""
     warnings: tuple[str, ...] = ()
