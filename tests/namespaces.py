@@ -7,13 +7,13 @@
 Each host is a process with namespaces of its own for network, mounts, processes, host name and clock:
 
 * two networks, `control` (10.77.1.0/24) and `load` (10.77.2.0/24), each a bridge inside one more namespace;
-* a monotonic clock that differs from everybody else's, and a boot id of its own: nothing there believes that it shares a
-  machine with the others;
+* a monotonic clock that differs from everybody else's, and a boot id of its own: nothing there believes that it shares
+  a machine with the others;
 * a disk of its own, at the same path on each, and none of the others': they are covered.
 
 No namespace has a name (`ip netns` would give them names, which stay behind when a test is killed), and nothing of the
-machine's own network is touched. A host's first process ends when its standard input closes, so with whoever made it, and
-the kernel then ends whatever runs there: nothing is left, also after Ctrl-C or SIGKILL.
+machine's own network is touched. A host's first process ends when its standard input closes, so with whoever made it,
+and the kernel then ends whatever runs there: nothing is left, also after Ctrl-C or SIGKILL.
 """
 
 from __future__ import annotations
