@@ -86,7 +86,7 @@ class LossAccount:
             recovered_rows=recovered,
             lost=lost,
             skipped=len(rows) - lost,
-            plays=dict(told_plays if worker.bye is not None or spool is None else _plays(lines, started)),
+            plays=dict(told_plays if worker.bye is not None or spool is None else plays_of(lines, started)),
             planned_turns=max(told, len(closed) + len(rows)),
             changes=dict(worker.bye.changes if worker.bye else worker.report.changes if worker.report else {}),
         )
@@ -136,7 +136,7 @@ class LossAccount:
         )
 
 
-def _plays(lines: Mapping[LineKey, OpenTurn], started: Mapping[LineKey, int]) -> dict[str, Plays]:
+def plays_of(lines: Mapping[LineKey, OpenTurn], started: Mapping[LineKey, int]) -> dict[str, Plays]:
     """By `workload_key`, from all lines that a worker took and the last turn of each that was sent."""
     sent = {session_id for session_id, _ in started}
     found: dict[str, Plays] = {}
@@ -166,10 +166,11 @@ def orphans(share: SessionSource, timeline: Timeline, ended_ns: int, offset_ns: 
             due_ns = ended_ns if ticket.offset_ns is None else timeline.start_ns + ticket.offset_ns
             if due_ns > ended_ns:
                 break
-            yield from _lines_of(ticket, share, timeline.place_of(due_ns), due_ns + offset_ns)
+            yield from lines_of(ticket, share, timeline.place_of(due_ns), due_ns + offset_ns)
 
 
-def _lines_of(ticket: Ticket, share: SessionSource, place: Place, due_ns: int) -> Iterator[OpenTurn]:
+def lines_of(ticket: Ticket, share: SessionSource, place: Place, due_ns: int) -> Iterator[OpenTurn]:
+    """First turns of all lines of a ticket's session, which nobody has begun. `due_ns`: epoch."""
     session_id, conversation = share.named_conversation(ticket, place.stage)
     channel, routed_by = share.channel_of(ticket)
     for line in conversation.lines:

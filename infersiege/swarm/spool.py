@@ -60,6 +60,9 @@ class SpoolInfo(msgspec.Struct, frozen=True, kw_only=True):
     members: int
     offset_ns: int
     """Unix epoch on the master's clock minus this host's monotonic clock. Instants of the records have it already."""
+    clock_offset_ns: int
+    """The master's monotonic clock minus this host's."""
+    clock_uncertainty_ns: int
     written_ns: int
     """When the worker took part (epoch)."""
     versions: dict[str, str]
@@ -73,8 +76,11 @@ class SpoolInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What it would have told the master then."""
 
     @classmethod
-    def of(cls, assignment: Assignment, plan: Plan, worker: str, offset_ns: int) -> SpoolInfo:
-        """Of this process, which has its part in a run now. `offset_ns`: master's epoch minus our monotonic clock."""
+    def of(
+        cls, assignment: Assignment, plan: Plan, worker: str, *, clock_offset_ns: int, clock_uncertainty_ns: int
+    ) -> SpoolInfo:
+        """Of this process, which has its part in a run now. The clock: the master's monotonic one minus ours."""
+        offset_ns = assignment.offset_ns + clock_offset_ns
         return cls(
             run_id=assignment.run_id,
             run_name=plan.run.name or "run",
@@ -86,6 +92,8 @@ class SpoolInfo(msgspec.Struct, frozen=True, kw_only=True):
             place=assignment.place,
             members=assignment.members,
             offset_ns=offset_ns,
+            clock_offset_ns=clock_offset_ns,
+            clock_uncertainty_ns=clock_uncertainty_ns,
             written_ns=time.monotonic_ns() + offset_ns,
             versions=versions(),
             plan_hash=assignment.plan_hash,

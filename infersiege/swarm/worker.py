@@ -171,7 +171,9 @@ class Worker:
         self._measure_clock(assignment)
         offset_ns = assignment.offset_ns + self._clock_offset_ns
         plan = plan_from_json(assignment.plan)
-        self._spool.describe(SpoolInfo.of(assignment, plan, self.name, offset_ns), assignment.plan)
+        offset, doubt = self._clock_offset_ns, self._clock_uncertainty_ns
+        info = SpoolInfo.of(assignment, plan, self.name, clock_offset_ns=offset, clock_uncertainty_ns=doubt)
+        self._spool.describe(info, assignment.plan)
         share = WorkerShare(assignment, plan, self.name, self._spool, self._control, offset_ns)
         self.share = self._environment.share = share
         freeze_garbage()
