@@ -101,7 +101,7 @@ class Host:
         (self._outside / "tmp").mkdir(parents=True)
         boot_id = self._outside / "boot_id"
         boot_id.write_text(f"00000000-0000-4000-8000-{number:012d}\n", encoding="ascii")
-        self._started = 0
+        self._started: list[Process] = []
         steps = [
             f"mount --bind {self._outside} {self.here}",
             f"mount -t tmpfs -o size=4k,mode=0555 none {folder / 'hosts'}",
@@ -137,10 +137,16 @@ class Host:
         enter = ["nsenter", "--target", str(self.root_pid), "--net", "--mount", "--uts", "--pid", "--time"]
         return [*enter, "sh", "-c", f'cd {shlex.quote(str(self.here))} && exec "$@"', "sh", *words]
 
+    def cover(self, path: str, text: str) -> None:
+        """Let a file of this machine have another content on this host."""
+        own = self._outside / Path(path).name
+        own.write_text(text, encoding="utf-8")
+        code, said = self.run("mount", "--bind", str(self.here / own.name), path)
+        assert code == 0, said
+
     def start(self, *words: str, environ: dict[str, str] | None = None) -> Process:
         """Start a program; what it says goes to a file of this machine."""
-        self._started += 1
-        log = self._outside / f"log-{self._started}.txt"
+        log = self._outside / f"log-{len(self._started) + 1}.txt"
         with log.open("wb") as file:
             entered = subprocess.Popen(
                 self.command(*words),
@@ -150,7 +156,8 @@ class Host:
                 env=self._environment(environ),
                 start_new_session=True,
             )
-        return Process(entered, log)
+        self._started.append(Process(entered, log))
+        return self._started[-1]
 
     def run(self, *words: str, environ: dict[str, str] | None = None, within_s: float = 60.0) -> tuple[int, str]:
         """(exit code, output) of a program that ends by itself."""
@@ -190,6 +197,9 @@ class Host:
             self._keeper.kill()
             self._keeper.wait()
         self._keeper.stdout.close()
+        for process in self._started:
+            process.entered.send_signal(signal.SIGCONT)
+            process.entered.wait(10)
 
 
 class Hosts:
