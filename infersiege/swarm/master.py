@@ -50,6 +50,8 @@ log = logging.getLogger("infersiege.swarm.master")
 TICK_S = 0.05
 LEASE_NS = 3_000_000_000
 LEASE_EVERY_NS = 500_000_000
+SHOW_EVERY_NS = 250_000_000
+"""People look at figures so often at most."""
 LEAD_NS = 500_000_000
 """From "go" to the first arrival: every worker must have heard it."""
 FAREWELL_NS = 3_000_000_000
@@ -94,6 +96,7 @@ class Master:
         self._stages: StageWatch | None = None
         self._interrupts = 0
         self._lease_at_ns = 0
+        self._shown_ns = 0
         self._lease_sequence = 0
         self._lost: list[WorkerState] = []
         self._settled = False
@@ -383,8 +386,9 @@ class Master:
         return monotonic_ns + self.offset_ns
 
     def _show(self, now_ns: int) -> None:
-        if self.timeline is None:
+        if self.timeline is None or now_ns - self._shown_ns < SHOW_EVERY_NS:
             return
+        self._shown_ns = now_ns
         state = self.figures.state(now_ns, self.timeline, self._ending, self.fleet, self.treasury.note())
         self.view.show(state)
         self.board.show(state)
