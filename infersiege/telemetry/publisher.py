@@ -17,6 +17,7 @@ from infersiege_agents.influx.writer import DurableWriter
 from infersiege_agents.points import Point
 
 from infersiege.errors import UsageError
+from infersiege.metrics.merging import WindowSums
 from infersiege.plan.schema import Plan
 from infersiege.plan.streams import streams_of
 from infersiege.records import EventRow, Report, TelemetryAccount, TurnRecord, WindowRow
@@ -84,6 +85,8 @@ class Publisher:
         self._refusal: str | None = None
         self._taken_up = 0
         self._run = ""
+        self._sums = WindowSums()
+        """What the workers told since the last tick: each second of the run costs the same, however many they are."""
         self._live: WindowPoints | None = None
         self._gauges: LiveGauges | None = None
         self._early: list[EventRow] = []
@@ -139,7 +142,7 @@ class Publisher:
         """What a worker tells, once a second."""
         if self._live is None or self._gauges is None:
             return
-        self._live.add(report.windows)
+        self._sums.add(report.windows)
         self._gauges.add(report)
         if report.health is not None:
             self._put([client_point(self._run, report.health)])
@@ -155,6 +158,7 @@ class Publisher:
             return
         self._at_ns = at_ns
         self._workers = alive, expected
+        self._live.add(self._sums.take())
         self._put(self._live.tick())
         self._put([self._gauges.point(at_ns, elapsed_ns=elapsed_ns, alive=alive, expected=expected)])
         self._writer.tick()
