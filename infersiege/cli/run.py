@@ -8,16 +8,8 @@ from pathlib import Path
 
 import click
 
+from infersiege.cli.address import MASTER_PORT, address_of
 from infersiege.errors import UsageError
-
-
-def address_of(option: str, text: str) -> tuple[str, int]:
-    """HOST:PORT, an IPv6 host in brackets. Raises UsageError."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{option} {text}: not an address", hint="write it as HOST:PORT, such as 10.0.0.5:5557")
-    return host.strip("[]"), int(port)
-
 
 _LONGEST_WAIT_S = 86_400
 
@@ -39,7 +31,13 @@ def seconds_of(option: str, seconds: float) -> int:
 @click.option(
     "--expect-workers", type=click.IntRange(1, 10_000), help="Workers in all, with those that join from elsewhere."
 )
-@click.option("--bind", default="127.0.0.1:0", show_default=True, metavar="HOST:PORT", help="Where other workers join.")
+@click.option(
+    "--bind",
+    default="127.0.0.1:0",
+    show_default=True,
+    metavar="HOST[:PORT]",
+    help=f"Where other workers join; default port {MASTER_PORT}, port 0 takes any free one.",
+)
 @click.option(
     "--web",
     metavar="HOST:PORT",
@@ -77,7 +75,8 @@ def run(
     from infersiege.swarm.interrupts import Interrupts
     from infersiege.swarm.run import RunOptions, run_plan
 
-    address, wait_ns = address_of("--bind", bind), seconds_of("--wait-for-target", wait_for_target)
+    address = address_of("--bind", bind, default_port=MASTER_PORT)
+    wait_ns = seconds_of("--wait-for-target", wait_for_target)
     interrupts = Interrupts()
     console = SteadyConsole()
     loaded = load_plan(plan, overrides, os.environ)

@@ -3,35 +3,96 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
+from types import FrameType
 
 import click
 
-from infersiege.errors import UsageError
+from infersiege.cli.address import MASTER_PORT, address_of
+from infersiege.errors import ExitCode, UsageError
+from infersiege.plan.values import parse_duration
+from infersiege.swarm.secret import SECRET_VARIABLE
+
+_PAUSE_S = 2.0
+"""Between two runs, and after one that this worker could not take part in."""
+_MINE_TO_MEND = (ExitCode.USAGE, ExitCode.INTERRUPTED)
+"""A worker that ends with one of these would end with it again."""
 
 
-@click.command(epilog="Example: INFERSIEGE_SECRET=… infersiege worker --master 10.0.0.5:5557")
-@click.option("--master", required=True, metavar="HOST:PORT", help="Where `infersiege run` listens.")
+@click.command(epilog="Example: INFERSIEGE_SECRET=… infersiege worker --master 10.0.0.5")
+@click.option(
+    "--master",
+    required=True,
+    metavar="HOST[:PORT]",
+    help=f"Where `infersiege run --bind` listens; default port {MASTER_PORT}.",
+)
 @click.option("--name", help="Name of this worker in records; default: host name and process id.")
-def worker(master: str, name: str | None) -> None:
+@click.option(
+    "--wait", default="10m", show_default=True, metavar="DURATION", help="How long to wait for a master that is not up."
+)
+@click.option("--forever", is_flag=True, help="Serve one run after the other, until told to end.")
+def worker(master: str, name: str | None, wait: str, forever: bool) -> None:
     """Join a run that a master on another host offers.
 
-    The master's secret comes from the environment variable INFERSIEGE_SECRET.
+    The master's secret comes from the environment variable INFERSIEGE_SECRET. The plan and its files come from the
+    master; API keys do not: they are set on this host.
     """
-    from infersiege.swarm.patching import patch
-
-    patch()
-    from infersiege.swarm.rpc import SECRET_VARIABLE, install
-    from infersiege.swarm.worker import run_worker
-
-    host, _, port = master.rpartition(":")
-    if not host or not port.isdigit():
-        raise UsageError(f"--master {master}: not an address", hint="write it as HOST:PORT, such as 10.0.0.5:5557")
+    host, port = address_of("--master", master, default_port=MASTER_PORT)
+    try:
+        wait_ns = parse_duration(wait)
+    except ValueError as error:
+        raise UsageError(f"--wait {error}") from None
     secret = os.environ.get(SECRET_VARIABLE)
     if not secret:
         raise UsageError(
             f"the environment variable {SECRET_VARIABLE} is not set",
             hint=f"set it to what the master has: {SECRET_VARIABLE}=… infersiege run …",
         )
+    if forever:
+        sys.exit(_serve(master, name, wait))
+    from infersiege.swarm.patching import patch
+
+    patch()
+    from infersiege.swarm.rpc import install
+    from infersiege.swarm.worker import run_worker
+
     install(secret.encode())
-    sys.exit(run_worker(name, host.strip("[]"), int(port)))
+    sys.exit(run_worker(name, host, port, wait_s=wait_ns / 1e9))
+
+
+def _serve(master: str, name: str | None, wait: str) -> int:
+    """A process for each run: nothing of one is left in the next. Returns the exit code, of a signal or a mistake."""
+    command = [sys.executable, "-m", "infersiege", "worker", "--master", master, "--wait", wait]
+    if name is not None:
+        command += ["--name", name]
+    ended: list[int] = []
+    children: list[subprocess.Popen[bytes]] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        ended.append(number)
+        for child in children:
+            child.terminate()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, end)
+    while True:
+        # A session of its own: Ctrl-C comes from here, as SIGTERM, which a worker in a run understands.
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        children[:] = [child]
+        if ended:
+            child.terminate()
+        code = child.wait()
+        children.clear()
+        if ended:
+            return 128 + ended[0]
+        if code in _MINE_TO_MEND:
+            return code
+        until = time.monotonic() + _PAUSE_S
+        while time.monotonic() < until and not ended:
+            time.sleep(0.1)
+        if ended:
+            return 128 + ended[0]

@@ -21,6 +21,47 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     spool_dir: str
 
 
+class NeededFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that workers need as the master has it."""
+
+    name: str
+    """Below the path that the plan names, with `/`; empty where that path is the file itself."""
+    size_bytes: int
+    sha256: str
+
+
+class NeededPath(msgspec.Struct, frozen=True, kw_only=True):
+    """A file, or a folder of files, that the plan names by an absolute path of the master's host."""
+
+    path: str
+    what: str
+    """What the plan names it as: `trace of chat`, `ca of channel target`."""
+    files: tuple[NeededFile, ...]
+    """In the order in which they travel, one behind the other."""
+    travels: bool = True
+    """False: too large; a worker must have it under the same path."""
+
+
+class FileWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker -> master: go on sending one of `Assignment.files`, by its number."""
+
+    number: int
+    offset_bytes: int
+    """Of the packed bytes: so many are here."""
+
+
+class FilePart(msgspec.Struct, frozen=True, kw_only=True):
+    """Master -> worker: bytes of a needed path's files, one behind the other, packed as one zlib stream."""
+
+    number: int
+    offset_bytes: int
+    data: bytes
+    packed_bytes: int
+    """Of the whole stream."""
+    refused: str | None = None
+    """Why it does not travel, as the end of a sentence that begins with its path."""
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Master -> worker: the resolved plan and this worker's place."""
 
@@ -37,6 +78,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Of the master's host; a worker with the same one shares its monotonic clock."""
     text_lengths: dict[str, dict[str, TextLengths]] = {}
     """Channel -> language -> how long synthesised text is there; what is missing goes by the usual ratio."""
+    files: tuple[NeededPath, ...] = ()
+    """Of the plan; a worker that has not the same ones asks for them."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

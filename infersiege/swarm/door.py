@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from infersiege.errors import ExitCode, InfersiegeError, RunInvalidError
-from infersiege.records import Assignment, ClockPing, Hello, Ready, Refusal, TextLengths
+from infersiege.records import Assignment, ClockPing, Hello, NeededPath, Ready, Refusal, TextLengths
 from infersiege.swarm import messages
 from infersiege.swarm.fleet import Fleet, WorkerState
+from infersiege.swarm.travel import FileStore
 from infersiege.swarm.versions import boot_id
 
 
@@ -26,6 +27,8 @@ class Terms:
     offset_ns: int
     """Master's wall clock minus its monotonic clock."""
     text_lengths: dict[str, dict[str, TextLengths]] = field(default_factory=dict)
+    files: tuple[NeededPath, ...] = ()
+    """Of the plan, for workers of other hosts."""
 
 
 class _TurnedAway(NamedTuple):
@@ -41,11 +44,13 @@ class Door:
         self._fleet = fleet
         self._terms = terms
         self._turned_away = turned_away
+        self._files = FileStore(terms.files, fleet.seen)
         self._runner: Any = None
         self.refusal: InfersiegeError | None = None
 
     def open(self, runner: Any) -> None:
         self._runner = runner
+        self._files.open(runner)
         messages.on(runner, Hello, self._on_hello)
         messages.on(runner, Ready, self._on_ready)
         messages.on(runner, Refusal, self._on_refusal)
@@ -76,6 +81,7 @@ class Door:
             offset_ns=terms.offset_ns,
             boot_id=boot_id(),
             text_lengths=terms.text_lengths,
+            files=terms.files,
         )
         messages.send(self._runner, assignment, node_id)
 

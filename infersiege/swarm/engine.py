@@ -15,6 +15,9 @@ from infersiege.swarm.dispatcher import OnePerWorker
 if TYPE_CHECKING:
     from infersiege.swarm.share import WorkerShare
 
+NEVER = 10**9
+"""Seconds."""
+
 
 class SiegeEnvironment(Environment):
     """An Environment that knows what its users play."""
@@ -24,8 +27,9 @@ class SiegeEnvironment(Environment):
 
     def __init__(self, user_classes: list[type[User]]) -> None:
         """The first of `user_classes` is the one that Locust places, once on each worker."""
-        # A worker whose master is gone ends by its lease; Locust's own limit (a minute) is the second line.
-        locust.runners.MASTER_HEARTBEAT_TIMEOUT = 12
+        # Who is alive is ours to say (fleet.py, control.py, joining.py). Locust stops the test when its last worker is
+        # silent for 4 s, spawns anew when one comes back, and ends a worker by the wall clock, which NTP may set.
+        locust.runners.HEARTBEAT_LIVENESS = locust.runners.MASTER_HEARTBEAT_TIMEOUT = NEVER
         os.environ.setdefault("LOCUST_WAIT_FOR_WORKERS_REPORT_AFTER_RAMP_UP", "0")
         events: Any = Events
         dispatcher: Any = OnePerWorker

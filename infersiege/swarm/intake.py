@@ -18,6 +18,10 @@ from infersiege.rundir import RunDirectory
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TurnRecord).decode
 
+MOST_SEGMENT_BYTES = 256 << 20
+"""Of one segment, unpacked: a hundred times what a busy worker closes in the seconds of a stall. 16 MiB of zeros on the
+wire would become 16 GiB."""
+
 
 @dataclass(slots=True)
 class Intake:
@@ -34,14 +38,14 @@ class Intake:
     def take(self, segment: Segment, acknowledge: Callable[[], None]) -> None:
         """Write a worker's segment, unless it was written before; call `acknowledge` as soon as it is on disk.
 
-        Raises zlib.error on bytes that are no segment.
+        Raises zlib.error on bytes that are no segment, or one of more than MOST_SEGMENT_BYTES.
         """
         seen = self._seen.setdefault(segment.worker, set())
         if segment.sequence in seen:
             if not self._unwritten:
                 acknowledge()
             return
-        lines = zlib.decompress(segment.data)
+        lines = unpacked_rows(segment.data)
         seen.add(segment.sequence)
         self.rows_of[segment.worker] = self.rows_of.get(segment.worker, 0) + segment.rows
         self._append(lines, acknowledge)
@@ -102,3 +106,13 @@ class Intake:
             moved.append_turn_lines(lines)
         self._unwritten.clear()
         return moved
+
+
+def unpacked_rows(data: bytes) -> bytes:
+    """Rows of a segment. Raises zlib.error for what is none, is cut, or holds more than MOST_SEGMENT_BYTES."""
+    stream = zlib.decompressobj()
+    lines = stream.decompress(data, MOST_SEGMENT_BYTES)
+    if not stream.eof:
+        what = "too large" if stream.unconsumed_tail or len(lines) >= MOST_SEGMENT_BYTES else "cut"
+        raise zlib.error(f"a segment that is {what}")
+    return lines

@@ -39,6 +39,7 @@ from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.figures import LiveFigures
 from infersiege.swarm.fleet import Fleet, WorkerState, last_line
 from infersiege.swarm.intake import Intake
+from infersiege.swarm.rpc import shown_address
 from infersiege.swarm.session_users import Director
 from infersiege.swarm.stages import StageWatch
 from infersiege.swarm.status_page import StatusBoard
@@ -171,7 +172,7 @@ class Master:
         messages.on(self._runner, Spending, self._on_spending)
         self.fleet.spawn(
             self.options.local_workers,
-            address=f"{'127.0.0.1' if host in ANY_HOST else host}:{self._runner.server.port}",
+            address=shown_address("127.0.0.1" if host in ANY_HOST else host, self._runner.server.port),
             secret=self.options.secret,
             log_directory=self._log_directory,
         )
@@ -190,7 +191,7 @@ class Master:
         remote = self.options.expected_workers - self.options.local_workers
         if remote:
             host = platform.node() if self.options.host in ANY_HOST else self.options.host
-            address = f"{host}:{self._runner.server.port}"
+            address = shown_address(host, self._runner.server.port)
             self.view.say(f"waiting for {remote} worker(s): infersiege worker --master {address}")
         while not self.fleet.all_ready():
             if self._door.refusal is not None:

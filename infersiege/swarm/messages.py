@@ -21,6 +21,8 @@ NAMES: dict[type[msgspec.Struct], str] = {
     records.Hello: f"{PREFIX}hello",
     records.Assignment: f"{PREFIX}assignment",
     records.Refusal: f"{PREFIX}refusal",
+    records.FileWanted: f"{PREFIX}file_wanted",
+    records.FilePart: f"{PREFIX}file_part",
     records.Ready: f"{PREFIX}ready",
     records.ClockPing: f"{PREFIX}clock",
     records.Go: f"{PREFIX}go",

@@ -42,6 +42,7 @@ from infersiege.swarm.papers import write_papers
 from infersiege.swarm.rpc import SECRET_VARIABLE, install
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.status_page import StatusBoard, StatusPage
+from infersiege.swarm.travel import needed_paths
 from infersiege.swarm.versions import all_versions, host_facts, versions
 from infersiege.telemetry.local import LocalAgents
 from infersiege.telemetry.publisher import Publisher
@@ -232,6 +233,7 @@ class Campaign:
             versions=versions(),
             offset_ns=time.time_ns() - time.monotonic_ns(),
             text_lengths=texts.lengths,
+            files=needed_paths(plan, source.traces) if options.expected_workers > options.local_workers else (),
         )
 
     def execute(self, *, gated: bool) -> RunResult:

@@ -19,7 +19,7 @@ import gevent
 from gevent.event import Event
 
 from infersiege.errors import ExitCode, InfersiegeError, InternalError, UsageError
-from infersiege.plan.load import plan_from_json
+from infersiege.plan.load import plan_from_json, plan_hash
 from infersiege.records import (
     Ack,
     Assignment,
@@ -40,6 +40,8 @@ from infersiege.swarm.clock import ClockEstimate
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.health import HealthMonitor, freeze_garbage, raise_descriptor_limit
+from infersiege.swarm.joining import joined, watch_master
+from infersiege.swarm.luggage import Luggage, as_planned, must_be_the_masters, with_places
 from infersiege.swarm.session_users import Director, SessionUser
 from infersiege.swarm.share import WorkerShare
 from infersiege.swarm.spool import Spool, SpoolInfo, spool_path
@@ -54,16 +56,15 @@ ACK_PATIENCE_NS = 2_500_000_000
 """How long the last segments may wait for their acknowledgement; what is left stays in the spool."""
 CLOCK_PINGS = 10
 PING_PATIENCE_S = 0.1
-CONNECT_S = 60.0
 ABORT_GRACE_S = 0.5
 
 
 class Worker:
     """One worker's life; `run` gives the process's exit code."""
 
-    def __init__(self, name: str, host: str, port: int) -> None:
+    def __init__(self, name: str, host: str, port: int, *, wait_s: float) -> None:
         self.name = name
-        self._host, self._port = host, port
+        self._host, self._port, self._wait_s = host, port, wait_s
         self._control = RunControl()
         self._clock = ClockEstimate()
         self._clock_offset_ns = self._clock_uncertainty_ns = 0
@@ -88,9 +89,10 @@ class Worker:
         # The terminal's Ctrl-C is the master's business: it tells us when to end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         gevent.signal_handler(signal.SIGTERM, self._on_terminate)
-        if not self._connect():
-            print(f"error: no master at {self._host}:{self._port} within {CONNECT_S:.0f} s", file=sys.stderr)
-            return ExitCode.TARGET
+        try:
+            self._connect()
+        except InfersiegeError as error:
+            return _told(error)
         try:
             self._set_up()
             background = [
@@ -110,18 +112,16 @@ class Worker:
             log.exception("worker %s", self.name)
             self._refuse(InternalError(f"{type(error).__name__}: {error}"))
         if self._failure is not None:
-            print(f"error: {self._failure}", file=sys.stderr)
-            return self._failure.exit_code
+            return _told(self._failure)
         self._finished.wait(3.0)
         return ExitCode.PASS
 
-    def _connect(self) -> bool:
-        """Make the runner; Locust retries inside its constructor, up to 300 s, so a limit is put around it."""
+    def _connect(self) -> None:
+        """Raises what `joined` does."""
         self._environment = SiegeEnvironment([Director, SessionUser])
-        with gevent.Timeout(CONNECT_S, False):
-            self._runner = self._environment.create_worker_runner(self._host, self._port)
-        if self._runner is None:
-            return False
+        self._runner = joined(self._environment, self._host, self._port, wait_s=self._wait_s, say=_say)
+        self._luggage = Luggage(self._runner, platform.node(), _say)
+        watch_master(self._runner, self._on_master_gone)
         messages.on(self._runner, Assignment, self._on_assignment)
         messages.on(self._runner, Refusal, self._on_refusal)
         messages.on(self._runner, ClockPing, self._on_clock_ping)
@@ -131,7 +131,6 @@ class Worker:
         messages.on(self._runner, Grant, self._on_grant)
         messages.on(self._runner, Drain, self._on_drain)
         self._runner.greenlet.spawn(self._watch_quit)
-        return True
 
     def _watch_quit(self) -> None:
         """Locust's `quit` kills this greenlet with all of the runner's: the master is through with us."""
@@ -174,15 +173,19 @@ class Worker:
         offset, doubt = self._clock_offset_ns, self._clock_uncertainty_ns
         info = SpoolInfo.of(assignment, plan, self.name, clock_offset_ns=offset, clock_uncertainty_ns=doubt)
         self._spool.describe(info, assignment.plan)
-        share = WorkerShare(assignment, plan, self.name, self._spool, self._control, offset_ns)
+        with self._luggage.opened(assignment.files) as places:
+            here = with_places(plan, places)
+            share = WorkerShare(assignment, here, self.name, self._spool, self._control, offset_ns)
+        trace_hashes = {as_planned(key, places): digest for key, digest in share.source.trace_hashes().items()}
+        must_be_the_masters(trace_hashes, assignment.trace_hashes, platform.node())
         self.share = self._environment.share = share
         freeze_garbage()
         messages.send(
             self._runner,
             Ready(
                 worker=self.name,
-                plan_hash=assignment.plan_hash,
-                trace_hashes=share.source.trace_hashes(),
+                plan_hash=plan_hash(plan),
+                trace_hashes=trace_hashes,
                 clock_offset_ns=self._clock_offset_ns,
                 clock_uncertainty_ns=self._clock_uncertainty_ns,
             ),
@@ -246,6 +249,12 @@ class Worker:
     def _on_drain(self, _: str, drain: Drain) -> None:
         self._control.close(drain.reason, drain.duration_ns)
         self._draining.set()
+
+    def _on_master_gone(self, error: InfersiegeError) -> None:
+        if not self._control.go.is_set():  # from then on it is the lease that tells
+            self._failure = self._failure or error
+            self._assigned.set()
+            self._draining.set()
 
     def _on_terminate(self) -> None:
         self._exit_reason = "SIGTERM"
@@ -376,10 +385,19 @@ class Worker:
         gevent.sleep(0.2)
 
 
-def run_worker(name: str | None, host: str, port: int) -> int:
-    """Entry point of `infersiege worker`. Returns the exit code."""
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _told(error: InfersiegeError) -> int:
+    _say(f"error: {error}" + (f" ({error.hint})" if error.hint else ""))  # the master shows the last line of a log
+    return int(error.exit_code)
+
+
+def run_worker(name: str | None, host: str, port: int, *, wait_s: float) -> int:
+    """Entry point of `infersiege worker`, which waits so long for its master. Returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    code = Worker(name or f"{platform.node()}-{os.getpid()}", host, port).run()
+    code = Worker(name or f"{platform.node()}-{os.getpid()}", host, port, wait_s=wait_s).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # ZeroMQ's context waits for ever for what a dead master will not take; everything of ours is on disk by now.
