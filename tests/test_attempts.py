@@ -15,8 +15,9 @@ from infersiege.cost import billed_tokens, priced
 from infersiege.metrics.summary import summarise
 from infersiege.plan.schema import Price
 from infersiege.records import EarlierAttempt, ErrorClass, Outcome, TokensFrom, TurnRecord
-from infersiege.swarm.budget import COST, TOKENS, UNITS_PER_MONEY, Limit, Purse
+from infersiege.swarm.budget import COST, TOKENS, UNITS_PER_MONEY, Limit
 from infersiege.swarm.player import Tries
+from infersiege.swarm.purse import Purse
 
 PRICES = {"local": Price(input=1.0, output=10.0), "cloud": Price(input=3.0, cached=0.3, output=15.0)}
 CHANNELS = tuple(PRICES)

@@ -349,8 +349,8 @@ FAULTS = [
     (
         "key of later, in a table",
         '"m"',
-        '"m"\nrate_limit = {requests_per_minute = 60}',
-        "plan.toml:6: channel.local.rate_limit.requests_per_minute: is not there yet (planned: rate limits)",
+        '"m"\n[quality]\nfile = "q.jsonl"',
+        "plan.toml:6: quality: is not there yet (planned: quality checks)",
     ),
     ("no model", 'model = "m"\n', "", "plan.toml:3: channel.local.model: is missing; model name to ask for"),
     ("no channel", CHANNEL, "", "plan.toml: channel: is missing; write [channel.NAME]: where requests go"),

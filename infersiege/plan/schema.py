@@ -98,14 +98,29 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """What the account allows; kept across workers."""
+    """What the account allows: kept in every sliding minute, over all workers (docs/budget.md)."""
 
     requests_per_minute: Annotated[
         int | None, _meta("Requests in any sliding minute", later="rate limits", at_least=1)
     ] = None
-    tokens_per_minute: Annotated[int | None, _meta("Tokens in any sliding minute", later="rate limits", at_least=1)] = (
-        None
-    )
+    tokens_per_minute: Annotated[
+        int | None,
+        _meta(
+            "Prompt and output tokens in any sliding minute; a request counts its longest answer until it has ended",
+            unit="tokens",
+            at_least=1,
+            at_most=1_000 * MANY,
+        ),
+    ] = None
+    burst_ns: Annotated[
+        int,
+        _meta(
+            "So much of the minute's amount may go at once after a quiet time; `60s`: all of it",
+            unit="duration",
+            at_least=0,
+            at_most=60 * SECOND_NS,
+        ),
+    ] = SECOND_NS
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):

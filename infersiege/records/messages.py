@@ -173,7 +173,7 @@ class SlotsHeld(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """Master -> worker: what it may spend of each limit of the plan, in all since the start."""
+    """Master -> worker: what it may spend of each limit of the plan, in all since the start, and permits to send."""
 
     totals: tuple[int, ...]
     """Requests, tokens, or billionths of money, in the order of `swarm.budget.limits_of`."""
@@ -181,11 +181,56 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
     """Worker -> master: what it has spent of each limit, when it needs more and each second."""
+class Permit(msgspec.Struct, frozen=True, kw_only=True):
+    """Leave to send one request to a channel that has a rate limit."""
+
+    number: int
+    """Of the channel: no two permits have the same."""
+    until_ns: int
+    """Master's monotonic clock: from then on nothing may be sent by it."""
+    tokens: int
+    """The request may ask for so many, prompt and longest answer together; 0: nobody counts them."""
+
+
+class PermitUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a permit."""
+
+    number: int
+    sent_ns: int | None
+    """When the last byte of its request was written, at the latest (master's monotonic clock); None: nothing was."""
+    requests: int = 1
+    """More than one where a kept connection was closed under the request."""
+    tokens: int = 0
+    """That it used up, or still may where the answer did not tell."""
+
+
 
     spent: tuple[int, ...]
     """In all since the start, as in `Grant.totals`."""
     waiting: tuple[int, ...]
     """Turns that are held back for want of a grant."""
+    permits: dict[str, tuple[Permit, ...]] = {}
+    """New ones, by channel with a rate limit."""
+
+
+class RateAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker tells of one channel that has a rate limit. Counts are of all since the start."""
+
+    seen: int = 0
+    """The highest number of a permit that it had when it wrote this."""
+    waiting: tuple[int, ...] = ()
+    """Tokens that its turns ask for which wait for a permit, in their order: the first of them."""
+    ahead: int = 0
+    """Permits that it could use within the next second beyond those: its next turns need not wait then."""
+    ahead_tokens: int = 0
+    """Tokens of each."""
+    uses: tuple[PermitUse, ...] = ()
+    """New since the last message."""
+    held: int = 0
+    """Turns that were kept waiting by the rate limit."""
+    held_longest_ns: int = 0
+    too_large: int = 0
+    """Turns that ask for more tokens than the limit gives in a minute."""
 
 
 class TraceChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -195,6 +240,8 @@ class TraceChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Turns whose delay `delay_cap` shortened."""
     capped_sessions: int = 0
     capped_ns: int = 0
+    rates: dict[str, RateAsk] = {}
+    """By channel with a rate limit; those of which there is nothing new are left out."""
     """What it took away in all."""
     clipped_turns: int = 0
     """Turns whose prompt was cut to the context limit."""

@@ -83,6 +83,22 @@ class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
     """The load ended because this was used up."""
 
 
+class RateUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run got on with a channel's rate limit, as the workers counted it."""
+
+    channel: str
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    requests: int = 0
+    """That were sent, retries and those before the load included."""
+    held: int = 0
+    """Turns that waited longer than it takes to ask: the load was more than the limit."""
+    held_longest_ms: float | None = None
+    """None: none waited."""
+    too_large: int = 0
+    """Turns that were not sent, since each alone asks for more tokens than the limit gives in a minute."""
+
+
 class PromptLengths(msgspec.Struct, frozen=True, kw_only=True):
     """How near the prompts that we wrote came to the tokens asked for, over ok turns: |told - asked| / asked."""
 
@@ -352,6 +368,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The same by channel, of those that have a price."""
     budgets: tuple[BudgetUse, ...] = ()
     """In the order of the plan; empty: it has none."""
+    rate_limits: tuple[RateUse, ...] = ()
+    """The same."""
     resources: tuple[StageResources, ...] = ()
     """One per stage; empty: no GPU and no engine was watched."""
     telemetry: TelemetryAccount | None = None

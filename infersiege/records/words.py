@@ -75,6 +75,8 @@ class Reason(StrEnum):
     NO_LEASE = "no_lease"
     """The worker lost its master."""
     BUDGET = "budget"
+    RATE_LIMIT = "rate_limit"
+    """It alone asks for more tokens than the channel's rate limit gives in a minute."""
     TOO_LONG = "too_long"
     """Over the context limit, by choice of the plan."""
     INTERNAL = "internal"

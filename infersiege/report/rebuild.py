@@ -164,6 +164,7 @@ def read(run: RunDirectory) -> Rebuilt:
         resources=found,
         telemetry=file.telemetry,
         budgets=file.budgets,
+        rate_limits=file.rate_limits,
         warnings=tuple(dict.fromkeys((*summary.warnings, *resources.warnings(found, watched), *damage))),
     )
     summary = settle(summary, {name: channel.price for name, channel in plan.channels.items()})

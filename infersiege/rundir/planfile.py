@@ -12,6 +12,7 @@ from infersiege.records import (
     SCHEMA_VERSION,
     BudgetUse,
     Calibration,
+    RateUse,
     TelemetryAccount,
     TextLengths,
     TraceAccount,

@@ -132,6 +132,7 @@ def final_facts(
         traces=accounts,
         workers=worker_summaries(result),
         budgets=result.budgets,
+        rate_limits=result.rate_limits,
         invalid=(
             *invalid,
             *_faults(result),

@@ -12,15 +12,13 @@ and requests are never more than their amount. What a lost worker was granted is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from gevent.event import Event
-
-from infersiege.cost import billed_tokens, money
+from infersiege.cost import money
 from infersiege.plan.schema import Plan
-from infersiege.records import BudgetUse, Grant, Spending, TurnRecord
+from infersiege.records import BudgetUse, Grant, Permit, RateUse, Spending
+from infersiege.swarm.ratelimit import Rate, limiters_of
 
 COST, TOKENS, REQUESTS = "cost", "tokens", "requests"
 """Kinds of limits: keys of [channel.NAME.budget]."""
@@ -75,108 +73,6 @@ def limits_of(plan: Plan) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
-# --------------------------------------------------------------------------------------------------------- worker
-
-
-class _Account:
-    """What a worker may spend of one limit, and has spent."""
-
-    __slots__ = ("asked_at", "channel", "granted", "kind", "room", "spent")
-
-    def __init__(self, limit: Limit) -> None:
-        self.channel = limit.channel
-        self.kind = limit.kind
-        self.granted = self.spent = self.room = 0
-        self.asked_at = -1
-        """`granted` when more was last asked for in advance: once for each grant."""
-
-
-class Purse:
-    """A worker's side. Nothing here yields but `wait`."""
-
-    def __init__(self, limits: Sequence[Limit] = ()) -> None:
-        self._accounts = [_Account(limit) for limit in limits]
-        self._of: dict[str, list[_Account]] = {}
-        for account in self._accounts:
-            self._of.setdefault(account.channel, []).append(account)
-        self._waiting: dict[str, int] = {}
-        self._more = Event()
-        self.asking: Any = Event()
-        """Set when the master is to be told now."""
-        self._changed = False
-
-    def take(self, channel: str) -> bool:
-        """Whether a request to this channel may start now; if so, it is counted. False: `wait`, and ask again."""
-        accounts = self._of.get(channel)
-        if accounts is None:
-            return True
-        for account in accounts:
-            if account.spent >= account.granted:
-                return False
-        for account in accounts:
-            if account.kind == REQUESTS:
-                self._spend(account, 1)
-        return True
-
-    def paid(self, turn: TurnRecord) -> None:
-        """An attempt has ended: what it used up is known."""
-        for account in self._of.get(turn.channel, ()):
-            if account.kind == TOKENS:
-                self._spend(account, billed_tokens(turn))
-            elif account.kind == COST and turn.cost is not None:
-                self._spend(account, round(turn.cost * UNITS_PER_MONEY))
-
-    def wait(self, channel: str) -> None:
-        """Block until a grant comes, or `wake`."""
-        self._waiting[channel] = self._waiting.get(channel, 0) + 1
-        self.asking.set()
-        try:
-            self._more.wait()
-        finally:
-            self._waiting[channel] -= 1
-
-    def wake(self) -> None:
-        """Everybody who waits looks again."""
-        # A new event for those who will wait from now on: clearing the old one could lose the wake of others.
-        more, self._more = self._more, Event()
-        more.set()
-
-    def grant(self, grant: Grant) -> None:
-        """The master's answer. Totals only grow, so an older message changes nothing."""
-        for account, total in zip(self._accounts, grant.totals, strict=True):
-            if total > account.granted:
-                account.granted, account.room = total, total - account.spent
-        self.wake()
-
-    def spending(self) -> Spending | None:
-        """What to tell the master; None: nothing new."""
-        self.asking.clear()
-        if not self._changed and not any(self._waiting.values()):
-            return None
-        self._changed = False
-        return Spending(
-            spent=tuple(account.spent for account in self._accounts),
-            waiting=tuple(
-                self._waiting.get(account.channel, 0) if account.spent >= account.granted else 0
-                for account in self._accounts
-            ),
-        )
-
-    def _spend(self, account: _Account, amount: int) -> None:
-        before = account.granted - account.spent
-        account.spent += amount
-        self._changed = True
-        left = before - amount
-        if left <= 0 < before:
-            self.asking.set()
-        elif 2 * left < account.room and account.asked_at < account.granted:
-            account.asked_at = account.granted
-            self.asking.set()
-
-
-# --------------------------------------------------------------------------------------------------------- master
-
-
 @dataclass(slots=True)
 class _Held:
     """One worker's part of one limit, as the master knows it."""
@@ -203,12 +99,14 @@ class _Pot:
 
     limit: Limit
     held: dict[str, _Held] = field(default_factory=dict)
+    past: list[_Held] = field(default_factory=list)
+    """Of lost workers whose names others have now."""
     dry_ns: int | None = None
     """Since when somebody waits and there is nothing left."""
 
     @property
     def left(self) -> int:
-        return max(0, self.limit.amount - sum(held.charged for held in self.held.values()))
+        return max(0, self.limit.amount - sum(held.charged for held in (*self.past, *self.held.values())))
 
     def grant(self, worker: str, members: int, now_ns: int) -> bool:
         """Give a worker its next part, the smaller the less is left. Whether it got any."""
@@ -254,18 +152,47 @@ class UsedUp:
 class Treasury:
     """The master's side: pure, clocks are arguments (monotonic)."""
 
-    def __init__(self, limits: Sequence[Limit], *, workers: int) -> None:
+    def __init__(
+        self,
+        limits: Sequence[Limit],
+        rates: Sequence[Rate] = (),
+        *,
+        workers: int,
+        sent_ns: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """`sent_ns`: when requests were sent to each channel before the load."""
         self._pots = [_Pot(limit) for limit in limits]
+        self._limiters = limiters_of(rates, workers=workers, sent_ns=sent_ns)
         self._workers = workers
         self._lost: set[str] = set()
         self._ended_by: Limit | None = None
 
     def first(self, worker: str, now_ns: int) -> Grant:
-        """What a worker may spend to begin with, so that its first turns wait for nobody."""
+        """What a new worker may spend to begin with, so that its first turns wait for nobody.
+
+        A worker of the same name that was there before is another one: what it was granted stays with it.
+        """
+        self._lost.discard(worker)
         for pot in self._pots:
+            if worker in pot.held:
+                pot.past.append(pot.held.pop(worker))
             pot.held[worker] = _Held()
             pot.grant(worker, self._members, now_ns)
-        return self._totals(worker)
+        for limiter in self._limiters.values():
+            limiter.join(worker)
+        return Grant(totals=self._totals(worker))
+
+    def found(self, worker: str) -> None:
+        """A lost worker is there again, the same process: what it was granted and has spent is known again."""
+        self._lost.discard(worker)
+
+    def due(self, now_ns: int) -> dict[str, Grant]:
+        """Permits that may be given by now, by worker: to be sent. To be called some ten times a second at least."""
+        given: dict[str, dict[str, tuple[Permit, ...]]] = {}
+        for channel, limiter in self._limiters.items():
+            for worker, permits in limiter.serve(now_ns).items():
+                given.setdefault(worker, {})[channel] = tuple(permits)
+        return {worker: Grant(totals=self._totals(worker), permits=permits) for worker, permits in given.items()}
 
     def told(self, worker: str, spending: Spending, now_ns: int) -> Grant | None:
         """A worker says what it has spent. The answer; None: there is nothing to give, or no need.
@@ -274,17 +201,23 @@ class Treasury:
         """
         if len(spending.spent) != len(self._pots) or len(spending.waiting) != len(self._pots):
             raise ValueError(f"{worker} told {len(spending.spent)} figures of {len(self._pots)} limits")
+        for channel, ask in spending.rates.items():
+            if channel not in self._limiters:
+                raise ValueError(f"{worker} told of channel {channel!r}, which has no rate limit")
+            self._limiters[channel].told(worker, ask, now_ns)
         given = False
         for pot, spent, waiting in zip(self._pots, spending.spent, spending.waiting, strict=True):
             held = pot.held.setdefault(worker, _Held())
             held.spent, held.waiting = max(held.spent, spent), waiting
             if waiting or 2 * (held.granted - held.spent) < held.given:
                 given |= pot.grant(worker, self._members, now_ns)
-        return self._totals(worker) if given else None
+        return Grant(totals=self._totals(worker)) if given else None
 
     def lose(self, worker: str) -> None:
         """A worker is gone. What it was granted stays granted: it may have spent that."""
         self._lost.add(worker)
+        for limiter in self._limiters.values():
+            limiter.lose(worker)
 
     def used_up(self, now_ns: int, load_end_ns: int | None) -> UsedUp | None:
         """What ends the run; None: it goes on.
@@ -308,28 +241,33 @@ class Treasury:
                 channel=pot.limit.channel,
                 kind=pot.limit.kind,
                 amount=pot.limit.plain(pot.limit.amount),
-                used=pot.limit.plain(
-                    sum(held.charged if worker in self._lost else held.spent for worker, held in pot.held.items())
-                ),
-                lost=pot.limit.plain(
-                    sum(held.charged - held.spent for worker, held in pot.held.items() if worker in self._lost)
-                ),
+                used=pot.limit.plain(sum(held.charged if gone else held.spent for held, gone in self._all(pot))),
+                lost=pot.limit.plain(sum(held.charged - held.spent for held, gone in self._all(pot) if gone)),
                 ended_run=pot.limit is self._ended_by,
             )
             for pot in self._pots
         )
 
+    def rate_uses(self) -> tuple[RateUse, ...]:
+        """What became of each rate limit."""
+        return tuple(limiter.use() for limiter in self._limiters.values())
+
     def note(self) -> str | None:
         """For the eye, of the limit that is nearest to its end: `budget of cloud: 12 of 20 requests`."""
-        spent = [(sum(held.spent for held in pot.held.values()), pot.limit) for pot in self._pots]
+        spent = [(sum(held.spent for held, _ in self._all(pot)), pot.limit) for pot in self._pots]
         if not spent:
             return None
         most, limit = max(spent, key=lambda one: one[0] / one[1].amount)
         return f"budget of {limit.channel}: {limit.figure(most)} of {limit.figure(limit.amount)} {limit.kind}"
 
+    def _all(self, pot: _Pot) -> list[tuple[_Held, bool]]:
+        """(a worker's part, whether the worker is gone)."""
+        here = [(held, worker in self._lost) for worker, held in pot.held.items()]
+        return [*here, *((held, True) for held in pot.past)]
+
     @property
     def _members(self) -> int:
         return max(1, self._workers - len(self._lost))
 
-    def _totals(self, worker: str) -> Grant:
-        return Grant(totals=tuple(pot.held[worker].granted for pot in self._pots))
+    def _totals(self, worker: str) -> tuple[int, ...]:
+        return tuple(pot.held[worker].granted if worker in pot.held else 0 for pot in self._pots)

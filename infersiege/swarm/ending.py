@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from infersiege.records import BudgetUse, Reason
+from infersiege.records import BudgetUse, RateUse, Reason
 from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
 
@@ -23,6 +23,8 @@ class MasterOptions:
     port: int
     """0: any free one."""
     secret: str
+    sent_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Channel -> when it was sent requests before the load (monotonic): its rate limit counts them."""
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class MasterResult:
     interrupted: bool
     ending: str
     budgets: tuple[BudgetUse, ...]
+    rate_limits: tuple[RateUse, ...]
     dirty_stages: frozenset[str]
     """Stages at whose start an engine was not idle."""
     fleet: Fleet

@@ -39,6 +39,7 @@ from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.figures import LiveFigures
 from infersiege.swarm.fleet import Fleet, WorkerState, last_line
 from infersiege.swarm.intake import Intake
+from infersiege.swarm.ratelimit import rates_of
 from infersiege.swarm.rpc import shown_address
 from infersiege.swarm.session_users import Director
 from infersiege.swarm.stages import StageWatch
@@ -90,7 +91,9 @@ class Master:
         self.fleet = Fleet(expected=options.expected_workers)
         self.intake = Intake(run)
         self.figures = LiveFigures()
-        self.treasury = Treasury(limits_of(plan), workers=options.expected_workers)
+        self.treasury = Treasury(
+            limits_of(plan), rates_of(plan), workers=options.expected_workers, sent_ns=options.sent_ns
+        )
         self.timeline: Timeline | None = None
         self._door = Door(self.fleet, terms, lambda worker, why: self.note("worker_refused", why, worker=worker))
         self._ending: Ending | None = None
@@ -138,6 +141,7 @@ class Master:
             interrupted=self._interrupts > 0,
             ending=ending.why if ending else "never began",
             budgets=self.treasury.uses(),
+            rate_limits=self.treasury.rate_uses(),
             dirty_stages=frozenset(self._stages.dirty if self._stages is not None else ()),
             fleet=self.fleet,
             intake=self.intake,
@@ -254,6 +258,7 @@ class Master:
             for event in self._stages.passed(now_ns):
                 self.note(event.kind, event.detail, stage=event.stage, at_ns=event.at_ns)
             self._check_end(now_ns)
+        self._hand_out(now_ns)
         self._show(now_ns)
 
     def _check_end(self, now_ns: int) -> None:
@@ -345,6 +350,7 @@ class Master:
             if grant is not None and self._ending is None:
                 messages.send(self._runner, grant, node_id)
 
+            self._hand_out(now_ns)
     # ------------------------------------------------------------------------------------------------- what goes out
 
     def _broadcast(self, message: Drain | Go | Lease | Refusal) -> None:
@@ -352,6 +358,13 @@ class Master:
             messages.send(self._runner, message, worker.node_id)
 
     def _renew_lease(self, now_ns: int) -> None:
+    def _hand_out(self, now_ns: int) -> None:
+        """Permits of rate limits, to those who wait for them."""
+        for name, grant in self.treasury.due(now_ns).items() if self._ending is None else ():
+            for worker in self.fleet.alive():
+                if worker.name == name:
+                    messages.send(self._runner, grant, worker.node_id)
+
         self._lease_at_ns = now_ns
         self._lease_sequence += 1
         self._broadcast(Lease(duration_ns=LEASE_NS, sequence=self._lease_sequence))

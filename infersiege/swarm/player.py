@@ -13,9 +13,10 @@ from infersiege.channels.routing import back_off_ns, fails_over, is_refused, jit
 from infersiege.cost import earlier_attempt
 from infersiege.records import EarlierAttempt, Outcome, Reason, TurnRecord
 from infersiege.swarm.branches import Lend, LineInPlay, PreparedSession, SessionInPlay
-from infersiege.swarm.budget import Purse
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import OpenSession, request_id_of
+from infersiege.swarm.permits import Leave, asked_tokens, too_large
+from infersiege.swarm.purse import Purse
 from infersiege.swarm.routes import Clients, Leg, Route, Way
 from infersiege.swarm.turns import Played, TurnPlayer
 from infersiege.traces.play.conversation import Conversation, PreparedTurn
@@ -141,14 +142,15 @@ class SessionPlayer:
             if not self._wait_until(max(due_ns, work.session.not_before_ns), work.session):
                 self._due_at_the_latest(work)
                 return last
-            leg = self._next_leg(work)
-            if leg is None:
+            tokens = asked_tokens(turn, early[way.likely])
+            sending = self._next_leg(work, tokens)
+            if sending is None:
                 return last
             if turn.delay_cut_ns:
                 play.capped(turn.delay_cut_ns)
             if turn.clipped_tokens:
                 play.clipped()
-            played, last = self._play_turn(work, turn, leg, early)
+            played, last = self._play_turn(work, turn, sending, early, tokens)
             due_ns = line.ended_ns = played.ended_ns
             if last.outcome is Outcome.CANCELLED:
                 return last
@@ -180,12 +182,19 @@ class SessionPlayer:
             self._play_line(work, ended_ns)
 
     def _play_turn(
-        self, work: LineWork, turn: PreparedTurn, leg: Leg, early: dict[Route, Request]
+        self,
+        work: LineWork,
+        turn: PreparedTurn,
+        sending: tuple[Leg, Leave],
+        early: dict[Route, Request],
+        tokens: int,
     ) -> tuple[Played, TurnRecord]:
         """Send a turn, again and elsewhere as its channel says. (last attempt, the turn's record, which is closed).
 
-        `early`: the request that was built before the turn was due, by the route that it is for.
+        `early`: the request that was built before the turn was due, by the route that it is for. `tokens`: that it asks
+        for.
         """
+        leg, leave = sending
         opened, way, ledger = work.line.opened, work.way, self._turns.ledger
         tries, record = Tries(), None
         opened.channel = leg.route.labels
@@ -206,7 +215,7 @@ class SessionPlayer:
                     reason=lambda: self._why_cut(work.session),
                 )
                 tries.add(played.record)
-                self._purse.paid(played.record)
+                self._purse.paid(played.record, leave)
                 if played.killed is not None:
                     raise played.killed
                 if not played.before_first_token:
@@ -214,13 +223,19 @@ class SessionPlayer:
                 if retries < route.channel.retries and is_refused(played.record.error_class, played.record.http_status):
                     retries += 1
                     tries.retry_cut = True  # Also when this greenlet is stopped while it waits.
-                    if not self._wait_to_retry(played.record, retries, work.session):
+                    again = self._wait_to_retry(played.record, retries, work.session, tokens)
+                    if again is None:
                         break
+                    leave = again
                     tries.retry_cut, tries.retried = False, True
                     continue
                 following = way.after_failure(tried) if fails_over(played.record.error_class) else None
-                if following is None or not self._may_send(following.route.labels.name, work.session):
+                if following is None:
                     break
+                again = self._may_send(following.route.labels.name, work.session, tokens)
+                if again is None:
+                    break
+                leave = again
                 leg, retries, tries.failed_over = following, 0, True
                 tried.append(leg.part)
                 opened.channel = leg.route.labels
@@ -232,29 +247,54 @@ class SessionPlayer:
             way.served = leg.part
         return played, record or played.record
 
-    def _wait_to_retry(self, refused: TurnRecord, retry: int, session: PreparedSession) -> bool:
-        """Wait before the next attempt. False: the load is over, there is none."""
+    def _wait_to_retry(self, refused: TurnRecord, retry: int, session: PreparedSession, tokens: int) -> Leave | None:
+        """Wait before the next attempt, for leave to make it. None: the load is over, there is none."""
         jitter = jitter_of(self._seed, refused.request_id, retry)
         wait_ns = back_off_ns(retry, refused.retry_after_ns, jitter)
-        return self._wait_until(time.monotonic_ns() + wait_ns, session) and self._may_send(refused.channel, session)
+        if not self._wait_until(time.monotonic_ns() + wait_ns, session):
+            return None
+        return self._may_send(refused.channel, session, tokens)
 
-    def _next_leg(self, work: LineWork) -> Leg | None:
-        """Where the next turn goes, with leave to send it there at once. None: the load is over."""
-        while self._may_start(work.session):
-            leg = work.way.next()
-            channel = leg.route.labels.name
-            if self._purse.take(channel):
-                return leg
-            self._purse.wait(channel)  # Meanwhile another part of a hybrid channel may have become the right one.
-        return None
+    def _next_leg(self, work: LineWork, tokens: int) -> tuple[Leg, Leave] | None:
+        """Where the next turn goes, with leave to send it there at once.
 
-    def _may_send(self, channel: str, session: PreparedSession) -> bool:
-        """Wait for leave to send a request at once. False: the load is over."""
-        while self._may_start(session):
-            if self._purse.take(channel):
-                return True
-            self._purse.wait(channel)
-        return False
+        None: the load is over, or the turn asks for more tokens than the channel's rate limit ever gives, which ends
+        its line.
+        """
+        kept: Leave | None = None
+        try:
+            while self._may_start(work.session):
+                leg = work.way.next()
+                channel = leg.route.labels.name
+                rate = self._purse.never(channel, tokens)
+                if rate is not None:
+                    work.play.end(work.line, Reason.RATE_LIMIT, too_large(rate, tokens))
+                    return None
+                taken, kept = self._purse.take(channel, tokens, kept), None
+                if taken is not None:
+                    return leg, taken
+                # Meanwhile another part of a hybrid channel may become the right one.
+                kept = self._purse.wait(channel, tokens)
+            return None
+        finally:
+            if kept is not None:
+                self._purse.give_back(kept)
+
+    def _may_send(self, channel: str, session: PreparedSession, tokens: int) -> Leave | None:
+        """Wait for leave to send a request at once. None: the load is over, or this channel never takes it."""
+        kept: Leave | None = None
+        try:
+            if self._purse.never(channel, tokens) is not None:
+                return None
+            while self._may_start(session):
+                taken, kept = self._purse.take(channel, tokens, kept), None
+                if taken is not None:
+                    return taken
+                kept = self._purse.wait(channel, tokens)
+            return None
+        finally:
+            if kept is not None:
+                self._purse.give_back(kept)
 
     def _may_start(self, session: PreparedSession) -> bool:
         return self._control.may_start() and not session.over(time.monotonic_ns())

@@ -20,10 +20,13 @@ from infersiege.plan.schema import Plan
 from infersiege.records import Assignment, OpenTurn, Reason, TurnRecord, WindowRow
 from infersiege.schedule import Ticket
 from infersiege.swarm.branches import PreparedSession
-from infersiege.swarm.budget import Purse, limits_of
+from infersiege.swarm.budget import limits_of
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import Ledger, opened_lines
+from infersiege.swarm.permits import WorkerClock
 from infersiege.swarm.player import SessionPlayer
+from infersiege.swarm.purse import Purse
+from infersiege.swarm.ratelimit import rates_of
 from infersiege.swarm.routes import ClientPool, Clients, Route, Routes
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import Spool
@@ -73,7 +76,8 @@ class WorkerShare:
         self._since_last: list[TurnRecord] = []
         self.ledger.listeners.append(self._since_last.append)
         self.turns = TurnPlayer(self.ledger, offset_ns=offset_ns)
-        self.purse = Purse(limits_of(plan))
+        clock = WorkerClock(offset_ns=offset_ns - assignment.offset_ns)
+        self.purse = Purse(limits_of(plan), rates_of(plan), clock=clock, epoch_offset_ns=offset_ns)
         control.on_close.append(self.purse.wake)
         self._player = SessionPlayer(self.turns, control, offset_ns=offset_ns, seed=plan.run.seed, purse=self.purse)
         self._routes = Routes(plan, environ, place=assignment.place, members=assignment.members)

@@ -1,0 +1,265 @@
+"""Rate limits of channels, a worker's side: turns wait in their order for permits of the master (swarm.ratelimit)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gevent.event import Event
+
+from infersiege.cost import BYTES_PER_TOKEN, billed_tokens, is_billed
+from infersiege.records import Permit, PermitUse, RateAsk, TokensFrom, TurnRecord
+from infersiege.swarm.ratelimit import Rate
+from infersiege.traces.play.conversation import PreparedTurn
+from infersiege.wire.exchange import Request
+
+HELD_NS: Final = 100_000_000
+"""A turn that waits no longer has only waited for the master's answer, not for the limit."""
+MOST_TOLD: Final = 64
+"""Waiting turns of which a message tells."""
+TELL_MORE: Final = 16
+"""With so few of them left the next message is due."""
+SECOND_NS: Final = 1_000_000_000
+
+
+def asked_tokens(turn: PreparedTurn, request: Request) -> int:
+    """What a request counts against a limit of tokens when it is sent: its prompt, and the longest answer it allows."""
+    prompt = turn.asked_prompt_tokens
+    if prompt is None:
+        prompt = -(-len(request.body) // BYTES_PER_TOKEN)
+    return prompt + turn.max_tokens
+
+
+def too_large(rate: Rate, tokens: int) -> str:
+    """Why a turn is not sent."""
+    return (
+        f"it asks for {tokens:,} tokens, prompt and longest answer, and the rate limit of {rate.channel} gives "
+        f"{rate.tokens or 0:,} in a minute; a smaller max_tokens asks for less"
+    )
+
+
+@dataclass(slots=True)
+class WorkerClock:
+    """This worker's monotonic clock against the master's."""
+
+    offset_ns: int = 0
+    """Master's minus ours."""
+    doubt_ns: int = 0
+    """How far off the offset may be."""
+    now: Callable[[], int] = time.monotonic_ns
+
+    def surely_before(self, until_ns: int) -> bool:
+        """Whether an instant of the master's clock has not come, at the worst."""
+        return self.now() + self.offset_ns + self.doubt_ns < until_ns
+
+    def masters(self, at_ns: int) -> int:
+        """An instant of ours on the master's clock, at the latest."""
+        return at_ns + self.offset_ns + self.doubt_ns
+
+
+@dataclass(slots=True)
+class Leave:
+    """Leave to send one request; without a permit, to a channel that has no rate limit."""
+
+    turnstile: Turnstile | None = None
+    permit: Permit | None = None
+
+
+@dataclass(slots=True)
+class _Waiter:
+    tokens: int
+    permit: Permit | None = None
+    woken: Any = field(default_factory=Event)
+
+
+class Turnstile:
+    """One channel's permits on this worker. Nothing here yields but `wait`."""
+
+    def __init__(self, rate: Rate, clock: WorkerClock, asking: Any) -> None:
+        """`asking`: the event to set when the master is to be told now."""
+        self.rate = rate
+        self._clock = clock
+        self._asking = asking
+        self._stock: deque[Permit] = deque()
+        """Not used yet, in the order of their ends."""
+        self._waiting: deque[_Waiter] = deque()
+        self._told = 0
+        """Of those that wait, how many the master knows."""
+        self._seen = 0
+        self._uses: list[PermitUse] = []
+        self._takes: deque[int] = deque()
+        """When permits were used within the last second."""
+        self._largest = 0
+        """Tokens of the largest request within about the last second."""
+        self._held = self._held_longest_ns = self._too_large = 0
+        self._changed = False
+
+    def never(self, tokens: int) -> bool:
+        """Whether a request asks for more than the limit ever gives; it is counted."""
+        too_large = self.rate.tokens is not None and tokens > self.rate.tokens
+        self._too_large += too_large
+        self._changed |= too_large
+        return too_large
+
+    def take(self, tokens: int) -> Leave | None:
+        """A permit for a request that is sent at once. None: `wait`. Those that wait go first."""
+        self._return_expired()
+        if self._waiting:
+            return None
+        permit = self._fitting(tokens)
+        return None if permit is None else self._use(permit, tokens)
+
+    def take_kept(self, leave: Leave, tokens: int) -> Leave | None:
+        """The same with what `wait` gave."""
+        permit = leave.permit
+        if permit is None or permit.tokens < self._need(tokens) or not self._clock.surely_before(permit.until_ns):
+            self.give_back(leave)
+            return self.take(tokens)
+        return self._use(permit, tokens)
+
+    def wait(self, tokens: int) -> Leave | None:
+        """Block until there is a permit, which is put aside; None: woken without one."""
+        waiter, since_ns = _Waiter(self._need(tokens)), self._clock.now()
+        self._waiting.append(waiter)
+        self._serve()
+        if waiter.permit is None and len(self._waiting) <= MOST_TOLD:
+            self._asking.set()
+        try:
+            waiter.woken.wait()
+        except BaseException:  # GreenletExit: its session is stopped
+            if waiter.permit is not None:
+                self.give_back(Leave(self, waiter.permit))
+            raise
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            self._note(self._clock.now() - since_ns)
+        return None if waiter.permit is None else Leave(self, waiter.permit)
+
+    def wake(self) -> None:
+        """Everybody who waits looks again."""
+        waiting, self._waiting = self._waiting, deque()
+        for waiter in waiting:
+            waiter.woken.set()
+
+    def arrive(self, permits: tuple[Permit, ...]) -> None:
+        """What the master granted."""
+        for permit in permits:
+            self._seen = max(self._seen, permit.number)
+            self._told = max(0, self._told - 1)
+            self._stock.append(permit)
+        self._changed = True
+        self._return_expired()
+        self._serve()
+        if self._told < TELL_MORE and len(self._waiting) > self._told:
+            self._asking.set()
+
+    def give_back(self, leave: Leave) -> None:
+        """It was not needed: to the next one, or to the master."""
+        if leave.permit is not None:
+            self._stock.appendleft(leave.permit)
+            self._return_expired()
+            self._serve()
+
+    def used(self, leave: Leave, turn: TurnRecord, epoch_offset_ns: int) -> None:
+        """A request has ended. `epoch_offset_ns`: of the record's instants against this worker's monotonic clock."""
+        permit = leave.permit
+        if permit is None:
+            return
+        self._changed = True
+        at_ns = turn.sent_end_ns if turn.sent_end_ns is not None else turn.sent_ns
+        requests = turn.attempts - (at_ns is None)
+        if at_ns is None and requests > 0:
+            at_ns = turn.closed_ns
+        if at_ns is None:
+            self._uses.append(PermitUse(number=permit.number, sent_ns=None))
+            return
+        known = turn.tokens_from is TokensFrom.USAGE or not is_billed(turn)
+        tokens = billed_tokens(turn) if known else max(billed_tokens(turn), permit.tokens)
+        self._uses.append(
+            PermitUse(
+                number=permit.number,
+                sent_ns=self._clock.masters(at_ns - epoch_offset_ns),
+                requests=max(1, requests),
+                tokens=tokens if self.rate.tokens is not None else 0,
+            )
+        )
+
+    def tell(self) -> RateAsk | None:
+        """For the master; None: nothing new."""
+        self._return_expired()
+        ahead = self._wanted_ahead()
+        if not (self._changed or self._waiting or self._uses or ahead):
+            return None
+        waiting = tuple(waiter.tokens for waiter, _ in zip(self._waiting, range(MOST_TOLD), strict=False))
+        self._told = len(waiting)
+        uses, self._uses = tuple(self._uses), []
+        self._changed = False
+        return RateAsk(
+            seen=self._seen,
+            waiting=waiting,
+            ahead=ahead,
+            ahead_tokens=self._largest,
+            uses=uses,
+            held=self._held,
+            held_longest_ns=self._held_longest_ns,
+            too_large=self._too_large,
+        )
+
+    # ----------------------------------------------------------------------------------------------------- inside
+
+    def _need(self, tokens: int) -> int:
+        return tokens if self.rate.tokens is not None else 0
+
+    def _use(self, permit: Permit, tokens: int) -> Leave:
+        now_ns = self._clock.now()
+        quiet = not self._takes or now_ns - self._takes[-1] > SECOND_NS
+        self._largest = self._need(tokens) if quiet else max(self._largest, self._need(tokens))
+        self._takes.append(now_ns)
+        while self._takes[0] <= now_ns - SECOND_NS:
+            self._takes.popleft()
+        if self._stock and 2 * len(self._stock) < len(self._takes):
+            self._asking.set()
+        return Leave(self, permit)
+
+    def _wanted_ahead(self) -> int:
+        """About as many as were used within the last second, once half of them are gone."""
+        if self._waiting:
+            return 0
+        now_ns = self._clock.now()
+        while self._takes and self._takes[0] <= now_ns - SECOND_NS:
+            self._takes.popleft()
+        wanted = len(self._takes) - len(self._stock)
+        return wanted if 2 * wanted > len(self._takes) else 0
+
+    def _fitting(self, tokens: int) -> Permit | None:
+        need = self._need(tokens)
+        for permit in self._stock:
+            if permit.tokens >= need:
+                self._stock.remove(permit)
+                return permit
+        return None
+
+    def _serve(self) -> None:
+        """Hand permits to those who wait, in their order."""
+        while self._waiting:
+            permit = self._fitting(self._waiting[0].tokens)
+            if permit is None:
+                return
+            waiter = self._waiting.popleft()
+            waiter.permit = permit
+            waiter.woken.set()
+
+    def _return_expired(self) -> None:
+        for permit in [one for one in self._stock if not self._clock.surely_before(one.until_ns)]:
+            self._stock.remove(permit)
+            self._uses.append(PermitUse(number=permit.number, sent_ns=None))
+
+    def _note(self, waited_ns: int) -> None:
+        if waited_ns > HELD_NS:
+            self._held += 1
+            self._held_longest_ns = max(self._held_longest_ns, waited_ns)
+            self._changed = True
