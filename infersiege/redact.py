@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -11,9 +12,10 @@ from infersiege.channels.redaction import REDACTED, looks_secret, scrub
 from infersiege.errors import UsageError
 
 if TYPE_CHECKING:  # plan's messages go through scrub: the import goes the other way
+    from infersiege.plan.redis_schema import RedisAccess
     from infersiege.plan.schema import Channel, Plan
 
-__all__ = ["REDACTED", "Secrets", "api_key", "looks_secret", "scrub"]
+__all__ = ["REDACTED", "Secrets", "api_key", "looks_secret", "redis_password", "scrub"]
 
 
 class Secrets(redaction.Secrets):
@@ -21,9 +23,11 @@ class Secrets(redaction.Secrets):
 
     @classmethod
     def of(cls, plan: Plan, environ: Mapping[str, str]) -> Self:
-        """Keys of all channels, and InfluxDB's token. A key file that cannot be read gives nothing here: `api_key`
-        reports it."""
+        """Keys of all channels, InfluxDB's token, Redis's password. A file that cannot be read gives nothing here:
+        whoever needs the key reports it."""
         values = _influx_secrets(plan, environ)
+        with suppress(UsageError):
+            values.append(redis_password(plan.redis, environ) or "")
         for channel in plan.channels.values():
             try:
                 values.append(api_key(channel, environ) or "")
@@ -59,6 +63,28 @@ def api_key(channel: Channel, environ: Mapping[str, str]) -> str | None:
     if not text:
         raise UsageError(f"{path}: the key file is empty", hint="it must hold the key and nothing else")
     return fit_key(text, f"{path}: the key file")
+
+
+def redis_password(access: RedisAccess, environ: Mapping[str, str]) -> str | None:
+    """The password of Redis, from the variable or file that the plan names; None: it names none, or it is empty.
+
+    Raises UsageError for a file that can't be read or is empty.
+    """
+    if access.password_env is not None:
+        return environ.get(access.password_env, "").strip("\r\n") or None
+    if access.password_file is None:
+        return None
+    path = Path(access.password_file).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8").strip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(
+            f"{path}: the password file cannot be read: {reason}", hint="password_file of [redis] names it"
+        ) from None
+    if not text:
+        raise UsageError(f"{path}: the password file is empty", hint="it must hold the password and nothing else")
+    return text
 
 
 def _borrowed_key(from_file: str) -> str | None:

@@ -123,7 +123,7 @@ def _given(context: click.Context) -> list[str]:
 def _inspect_plan(path: Path, given: list[str], sessions: int | None, limits: tuple[int, ...], as_json: bool) -> None:
     """Each workload's trace with the plan's own options, context limit and delay cap."""
     from infersiege.plan.load import load_plan
-    from infersiege.plan.trace import trace_of
+    from infersiege.redis_stream import trace_of
     from infersiege.traces.inspection.describe import DELAY_CAP_NS
 
     if given:

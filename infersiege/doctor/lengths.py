@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from infersiege.plan.schema import Plan, Workload
-from infersiege.plan.trace import trace_of
+from infersiege.redis_stream import trace_of
 from infersiege.rundir import ChannelFacts
 from infersiege.traces.play.session_lines import cut_session
 

@@ -12,7 +12,7 @@ from infersiege.errors import InfersiegeError
 from infersiege.metrics.client import ROOM, ceiling_share, workers_for
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.streams import Stream, streams_of
-from infersiege.plan.trace import trace_of
+from infersiege.redis_stream import trace_of
 from infersiege.traces.play.session_lines import cut_session
 
 USER_TOKENS_PER_S = 50.0

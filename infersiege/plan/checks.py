@@ -17,6 +17,7 @@ from infersiege.plan.faults import Faults
 from infersiege.plan.hybrid_checks import channel_names, hybrids, no_such
 from infersiege.plan.load_checks import loads
 from infersiege.plan.locate import KeyPath
+from infersiege.plan.redis_checks import access, in_redis
 from infersiege.plan.registries import names
 from infersiege.plan.schema import Plan, Slo, Workload
 from infersiege.plan.streams import stage_names
@@ -60,7 +61,7 @@ def check(plan: Plan, raw: dict[str, Any], faults: Faults, *, base: Path, enviro
 def _secrets(draft: Draft) -> None:
     for path, text in _strings(draft.raw, ()):
         if draft.faults.ok(*path) and (looks_secret(text) or _secret_name(path)):
-            instead = "influx_token_env" if path[0] == "telemetry" else "api_key_env"
+            instead = {"telemetry": "influx_token_env", "redis": "password_env"}.get(str(path[0]), "api_key_env")
             draft.faults.add(
                 path, f"looks like a secret, which must not stand in a plan; name its variable in {instead} instead"
             )
@@ -94,7 +95,9 @@ def _workloads(draft: Draft) -> None:
     for index, workload in enumerate(draft.plan.workloads):
         here = ("workload", index)
         _workload_channel(draft, here, workload)
-        if faults.ok(*here, "trace"):
+        if workload.source is not None:
+            in_redis(draft, here, workload)
+        elif faults.ok(*here, "trace") and faults.ok(*here, "source"):
             _trace(draft, here, workload.trace)
         _options(draft, here, workload)
         if faults.ok(*here, "scenario") and faults.ok(*here, "channel"):
@@ -144,6 +147,8 @@ def _options(draft: Draft, here: KeyPath, workload: Workload) -> None:
     from infersiege.traces import BUILTINS, READERS
     from infersiege.traces.options import check_options
 
+    if workload.source is not None:
+        return
     if workload.trace.startswith(BUILTIN):
         table = BUILTINS[workload.trace.removeprefix(BUILTIN)].options
     elif workload.format is not None:
@@ -247,4 +252,4 @@ def _seen(plan: Plan, slo: Slo) -> list[str]:
     return [name for name in plan.channels if name in used and (slo.channel is None or name == slo.channel)]
 
 
-CHECKS: tuple[Callable[[Draft], None], ...] = (loads, channels, hybrids, _workloads, _slos, telemetry, _secrets)
+CHECKS: tuple[Callable[[Draft], None], ...] = (loads, channels, hybrids, _workloads, access, _slos, telemetry, _secrets)

@@ -48,6 +48,11 @@ def fill(plan: Plan, path: Path) -> Plan:
         telemetry=msgspec.structs.replace(
             plan.telemetry, spool=plan.telemetry.spool and str(local_file(plan.telemetry.spool, base))
         ),
+        redis=msgspec.structs.replace(
+            plan.redis,
+            password_file=plan.redis.password_file and str(local_file(plan.redis.password_file, base)),
+            ca=plan.redis.ca and str(local_file(plan.redis.ca, base)),
+        ),
     )
 
 
@@ -68,5 +73,5 @@ def _workload(workload: Workload, channel: str, base: Path) -> Workload:
     return msgspec.structs.replace(
         workload,
         channel=workload.channel or channel,
-        trace=trace if trace.startswith(BUILTIN) else str(local_file(trace, base)),
+        trace=trace if trace.startswith(BUILTIN) or workload.source is not None else str(local_file(trace, base)),
     )

@@ -102,7 +102,8 @@ def plan_hash(plan: Plan) -> str:
         for name, channel in plan.channels.items()
     }
     workloads = tuple(
-        msgspec.structs.replace(workload, trace=_file_name(workload.trace) or "") for workload in plan.workloads
+        workload if workload.source is not None else msgspec.structs.replace(workload, trace=_file_name(workload.trace))
+        for workload in plan.workloads
     )
     same = msgspec.structs.replace(
         plan,
@@ -110,6 +111,9 @@ def plan_hash(plan: Plan) -> str:
         channels=channels,
         workloads=workloads,
         telemetry=msgspec.structs.replace(plan.telemetry, spool=_file_name(plan.telemetry.spool)),
+        redis=msgspec.structs.replace(
+            plan.redis, password_file=_file_name(plan.redis.password_file), ca=_file_name(plan.redis.ca)
+        ),
     )
     return hashlib.sha256(plan_json(same)).hexdigest()
 

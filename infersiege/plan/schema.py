@@ -15,6 +15,7 @@ from infersiege.plan.bounds import DURATION, LARGEST, MANY, PER_MILLION, SECOND_
 from infersiege.plan.bounds import meta as _meta
 from infersiege.plan.hybrid_schema import HYBRIDS, Hybrid
 from infersiege.plan.load_schema import Load
+from infersiege.plan.redis_schema import RedisAccess
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,8 +212,18 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     scenario: Annotated[str, _meta("Name by which results are split", longest=80)]
     trace: Annotated[
         str,
-        _meta("`builtin:short-qa`, `builtin:long-document`, `builtin:agent`, or a path (relative to the plan file)"),
+        _meta(
+            "`builtin:short-qa`, `builtin:long-document`, `builtin:agent`, or a path (relative to the plan file); with "
+            "`source` the name of a trace there"
+        ),
     ]
+    source: Annotated[
+        str | None,
+        _meta(
+            "Redis that has the trace (`infersiege traces load`) and hands its sessions to workers as they need them: "
+            "`redis://[user@]host[:port][/db]`, `rediss://…` or `unix://…`, without a password (docs/redis.md)"
+        ),
+    ] = None
     format: Annotated[str | None, _meta("Trace format, if it can't be told from the content", choices="READERS")] = None
     channel: Annotated[str | None, _meta("Channel; may be left out when there is one")] = None
     weight: Annotated[float, _meta("Share of sessions, when workloads share [load]", above=0, at_most=1e6)] = 1.0
@@ -352,5 +363,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     slos: Annotated[tuple[Slo, ...], _meta("Written [[slo]]: rules of the gate", key="slo")] = ()
     sampling: Annotated[Sampling, _meta("Sampling parameters")] = Sampling()
     labels: Annotated[dict[str, str], _meta("What the tool can't see (GPU, quantisation …); kept with the run")] = {}
+    redis: Annotated[RedisAccess, _meta("Redis, for workloads with a source")] = RedisAccess()
     telemetry: Annotated[Telemetry, _meta("Series")] = Telemetry()
     quality: Annotated[Quality | None, _meta("Checked prompts", later="quality checks")] = None

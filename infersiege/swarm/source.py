@@ -13,9 +13,9 @@ from infersiege.channels.routing import ByScenario, Failover, Overflow, Policy, 
 from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.streams import Stream, spans_of, streams_of
-from infersiege.plan.trace import trace_of
 from infersiege.plan.values import format_duration
 from infersiege.records import Plays, Session, TextLengths, TraceAccount, TraceChanges
+from infersiege.redis_stream import trace_of
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
 from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.texts import synthesizers
