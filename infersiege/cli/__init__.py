@@ -29,6 +29,7 @@ COMMANDS: Commands = {
     "sweep": ("infersiege.cli.sweep", "Run a plan over given loads and channels."),
     "gate": ("infersiege.cli.gate", "Judge a run by the rules of its plan."),
     "report": ("infersiege.cli.report", "Rebuild a run's summary and report."),
+    "recover": ("infersiege.cli.recover", "Bring home what a crash left in workers' spools."),
     "traces": ("infersiege.cli.traces", "Look at traces, and make others of them."),
     "emulate": ("infersiege.cli.emulate", "A fake engine on real sockets, with true times on record."),
     "calibrate": ("infersiege.cli.calibrate", "Measure what one worker can do on this host."),

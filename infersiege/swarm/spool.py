@@ -324,10 +324,12 @@ def read_info(directory: Path) -> SpoolInfo | None:
 
 
 def pid_started(pid: int) -> int | None:
-    """When a process began, in clock ticks since the boot; None: there is none, or the system does not tell."""
+    """When a process began, in clock ticks since the boot; None: it has ended, or the system does not tell."""
     try:
         stats = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(stats.rpartition(")")[2].split()[19])
+        state, *rest = stats.rpartition(")")[2].split()
+        # A zombie has ended: only its parent has not asked yet.
+        return None if state in "ZX" else int(rest[18])
     except (OSError, ValueError, IndexError):
         return None
 
