@@ -1,10 +1,16 @@
-"""Live figures of the whole fleet, from the workers' reports. For the eye only: results come from the records."""
+"""Live figures of the whole fleet, from the workers' reports. For the eye only: results come from the records.
+
+What a report costs depends on its own size, and what a look at the figures costs on neither the number of workers nor
+that of requests: sums are kept, and histograms are merged as they come.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
-from infersiege.metrics.histogram import Histogram
+from infersiege.metrics.histogram import percentiles
+from infersiege.metrics.merging import add_counts
 from infersiege.records import Phase, Report
 from infersiege.report.live import LiveState
 from infersiege.swarm.ending import Ending
@@ -13,6 +19,12 @@ from infersiege.swarm.timeline import Timeline
 
 OVER_NS = 10_000_000_000
 """Rates and percentiles are over so much of the last time."""
+
+SLOT_NS = 1_000_000_000
+"""Histograms that come within one second are one from then on."""
+
+GAUGES = ("sessions", "in_flight", "planned_turns", "closed_turns", "chunks")
+"""Of a report: where its worker is by then, and not what came since the last one."""
 
 
 class LiveFigures:
@@ -23,54 +35,75 @@ class LiveFigures:
         self.failed = 0
         self.errors: dict[str, int] = {}
         self._latest: dict[str, Report] = {}
+        self._sums = dict.fromkeys(GAUGES, 0)
+        """Of the latest reports."""
         self._marks: deque[tuple[int, int, int]] = deque()
         self._ttft: deque[tuple[int, dict[int, int]]] = deque()
+        """Of each second in which some came: its number, and all of them."""
 
     def add(self, report: Report, now_ns: int) -> None:
+        self._count(self._latest.get(report.worker), report)
         self._latest[report.worker] = report
         for row in report.windows:
             self.ok += row.ok
             self.failed += row.failed
-            for name, count in row.errors.items():
-                self.errors[name] = self.errors.get(name, 0) + count
+            if row.errors:
+                add_counts(self.errors, row.errors)
             if row.ttft:
-                self._ttft.append((now_ns, row.ttft))
+                self._add_ttft(row.ttft, now_ns // SLOT_NS)
+
+    def _add_ttft(self, counts: Mapping[int, int], slot: int) -> None:
+        if not self._ttft or self._ttft[-1][0] != slot:
+            self._ttft.append((slot, {}))
+        add_counts(self._ttft[-1][1], counts)
 
     def drop(self, worker: str) -> None:
         """A lost worker plays nothing any more."""
-        self._latest.pop(worker, None)
+        self._count(self._latest.pop(worker, None), None)
+
+    def _count(self, before: Report | None, now: Report | None) -> None:
+        for name in GAUGES:
+            self._sums[name] += getattr(now, name, 0) - getattr(before, name, 0)
 
     @property
     def sessions(self) -> int:
-        return sum(report.sessions for report in self._latest.values())
+        return self._sums["sessions"]
 
     @property
     def in_flight(self) -> int:
-        return sum(report.in_flight for report in self._latest.values())
+        return self._sums["in_flight"]
 
     @property
     def planned_turns(self) -> int:
-        return sum(report.planned_turns for report in self._latest.values())
+        return self._sums["planned_turns"]
 
     @property
     def closed_turns(self) -> int:
-        return sum(report.closed_turns for report in self._latest.values())
+        return self._sums["closed_turns"]
 
     @property
     def error_share(self) -> float | None:
         ended = self.ok + self.failed
         return self.failed / ended if ended else None
 
+    @property
+    def held(self) -> int:
+        """Buckets and marks in memory: bounded by the time that figures are over, not by the length of the run."""
+        return len(self._marks) + sum(len(counts) for _, counts in self._ttft)
+
     def ttft_percentiles(self, now_ns: int) -> tuple[int | None, int | None]:
         """(p50, p99) in ns of the answers that ended in the last seconds."""
-        while self._ttft and now_ns - self._ttft[0][0] > OVER_NS:
+        while self._ttft and (now_ns - OVER_NS) // SLOT_NS > self._ttft[0][0]:
             self._ttft.popleft()
-        merged = Histogram.merged(Histogram.from_sparse(counts) for _, counts in self._ttft)
-        return merged.percentile(0.5), merged.percentile(0.99)
+        merged: dict[int, int] = {}
+        for _, counts in self._ttft:
+            add_counts(merged, counts)
+        p50, p99 = percentiles(merged, (0.5, 0.99))
+        return p50, p99
 
     def rates(self, now_ns: int) -> tuple[float | None, float | None]:
         """(successful turns/s, content chunks/s) over the last seconds; None before there are two looks."""
-        chunks = sum(report.chunks for report in self._latest.values())
+        chunks = self._sums["chunks"]
         self._marks.append((now_ns, self.ok, chunks))
         while now_ns - self._marks[0][0] > OVER_NS:
             self._marks.popleft()
