@@ -172,15 +172,6 @@ class SlotsHeld(msgspec.Struct, frozen=True, kw_only=True):
     slots: dict[int, tuple[int, ...]]
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """Master -> worker: what it may spend of each limit of the plan, in all since the start, and permits to send."""
-
-    totals: tuple[int, ...]
-    """Requests, tokens, or billionths of money, in the order of `swarm.budget.limits_of`."""
-
-
-class Spending(msgspec.Struct, frozen=True, kw_only=True):
-    """Worker -> master: what it has spent of each limit, when it needs more and each second."""
 class Permit(msgspec.Struct, frozen=True, kw_only=True):
     """Leave to send one request to a channel that has a rate limit."""
 
@@ -204,11 +195,11 @@ class PermitUse(msgspec.Struct, frozen=True, kw_only=True):
     """That it used up, or still may where the answer did not tell."""
 
 
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """Master -> worker: what it may spend of each limit of the plan, in all since the start, and permits to send."""
 
-    spent: tuple[int, ...]
-    """In all since the start, as in `Grant.totals`."""
-    waiting: tuple[int, ...]
-    """Turns that are held back for want of a grant."""
+    totals: tuple[int, ...]
+    """Requests, tokens, or billionths of money, in the order of `swarm.budget.limits_of`."""
     permits: dict[str, tuple[Permit, ...]] = {}
     """New ones, by channel with a rate limit."""
 
@@ -233,6 +224,17 @@ class RateAsk(msgspec.Struct, frozen=True, kw_only=True):
     """Turns that ask for more tokens than the limit gives in a minute."""
 
 
+class Spending(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker -> master: what it has spent of each limit, when it needs more and each second."""
+
+    spent: tuple[int, ...]
+    """In all since the start, as in `Grant.totals`."""
+    waiting: tuple[int, ...]
+    """Turns that are held back for want of a grant."""
+    rates: dict[str, RateAsk] = {}
+    """By channel with a rate limit; those of which there is nothing new are left out."""
+
+
 class TraceChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How much of one workload was not played as its trace has it. Counts of different workers add up."""
 
@@ -240,8 +242,6 @@ class TraceChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Turns whose delay `delay_cap` shortened."""
     capped_sessions: int = 0
     capped_ns: int = 0
-    rates: dict[str, RateAsk] = {}
-    """By channel with a rate limit; those of which there is nothing new are left out."""
     """What it took away in all."""
     clipped_turns: int = 0
     """Turns whose prompt was cut to the context limit."""

@@ -346,18 +346,18 @@ class Master:
     def _on_spending(self, node_id: str, spending: Spending) -> None:
         worker = self.fleet.seen(node_id)
         if worker is not None and worker.alive:
-            grant = self.treasury.told(worker.name, spending, time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            grant = self.treasury.told(worker.name, spending, now_ns)
             if grant is not None and self._ending is None:
                 messages.send(self._runner, grant, node_id)
-
             self._hand_out(now_ns)
+
     # ------------------------------------------------------------------------------------------------- what goes out
 
     def _broadcast(self, message: Drain | Go | Lease | Refusal) -> None:
         for worker in self.fleet.alive():
             messages.send(self._runner, message, worker.node_id)
 
-    def _renew_lease(self, now_ns: int) -> None:
     def _hand_out(self, now_ns: int) -> None:
         """Permits of rate limits, to those who wait for them."""
         for name, grant in self.treasury.due(now_ns).items() if self._ending is None else ():
@@ -365,6 +365,7 @@ class Master:
                 if worker.name == name:
                     messages.send(self._runner, grant, worker.node_id)
 
+    def _renew_lease(self, now_ns: int) -> None:
         self._lease_at_ns = now_ns
         self._lease_sequence += 1
         self._broadcast(Lease(duration_ns=LEASE_NS, sequence=self._lease_sequence))
