@@ -102,7 +102,8 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     """What the account allows: kept in every sliding minute, over all workers (docs/budget.md)."""
 
     requests_per_minute: Annotated[
-        int | None, _meta("Requests in any sliding minute", later="rate limits", at_least=1)
+        int | None,
+        _meta("Requests in any sliding minute, each retry counted", unit="requests", at_least=1, at_most=MANY),
     ] = None
     tokens_per_minute: Annotated[
         int | None,
