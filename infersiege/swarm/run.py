@@ -32,6 +32,7 @@ from infersiege.swarm.aftermath import LostShare, final_facts, rescued, stage_fa
 from infersiege.swarm.door import Terms
 from infersiege.swarm.dry import cost_ahead
 from infersiege.swarm.ending import MasterOptions, MasterResult
+from infersiege.swarm.exposure import check_secret, login_of
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.handover import HandOver
 from infersiege.swarm.interrupts import Interrupts
@@ -95,7 +96,8 @@ def run_plan(
     board = StatusBoard(plan.run.name or "run", grafana=plan.telemetry.grafana_url)
     with contextlib.ExitStack() as stack:
         if options.web is not None:
-            page = stack.enter_context(StatusPage(*options.web, board.snapshot))
+            login = login_of(*options.web, environ)
+            page = stack.enter_context(StatusPage(*options.web, board.snapshot, login=login))
             console.print(f"status page: {page.url}", highlight=False, markup=False)
         # Before the target is asked anything: a directory that can't be written is a mistake that costs no request.
         run = RunDirectory.create(options.out, name=plan.run.name or "run", now_ns=now_ns)
@@ -149,6 +151,7 @@ def fleet_options(plan: Plan, options: RunOptions, environ: Mapping[str, str]) -
             f"{expected - local} worker(s) are to join from elsewhere, but {SECRET_VARIABLE} is not set",
             hint=f"set it here and on their hosts: export {SECRET_VARIABLE}=$(openssl rand -hex 32)",
         )
+    check_secret(*options.bind, secret)
     for key, value in _to_be_shared(plan):
         if value < expected:
             raise UsageError(

@@ -4,7 +4,8 @@
     /status.json  the same figures, for scripts
     /health       200 as long as the master's loop turns
 
-Nothing here can change a run, and no fault here can end one: it is logged, and the page says 500.
+Nothing here can change a run, and no fault here can end one: it is logged, and the page says 500. With a login (needed
+where other hosts can reach it) only /health answers without.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gevent.pywsgi import WSGIHandler, WSGIServer
 
 from infersiege.errors import UsageError
 from infersiege.report.live import LiveState
+from infersiege.swarm.exposure import LOGIN_VARIABLE, Login
 from infersiege.swarm.status_html import PAGE
 
 log = logging.getLogger("infersiege.swarm.status_page")
@@ -36,11 +38,16 @@ _CLOSE_S = 0.5
 
 _STATUS = {
     200: "200 OK",
+    401: "401 Unauthorized",
     403: "403 Forbidden",
     404: "404 Not Found",
     405: "405 Method Not Allowed",
     500: "500 Internal Server Error",
 }
+
+_LOG_IN = f"""log in with what {LOGIN_VARIABLE} is on the master's host: its user and password, or any user and
+its token; scripts: curl --user USER:PASSWORD, or the header Authorization: Bearer TOKEN
+""".encode()
 
 
 class StatusBoard:
@@ -76,9 +83,19 @@ class StatusPage:
     """Serves one run's state. Use as a context manager, or call `start` and `close`."""
 
     def __init__(
-        self, host: str, port: int, state: Callable[[], dict[str, Any]], *, patience_s: float = PATIENCE_S
+        self,
+        host: str,
+        port: int,
+        state: Callable[[], dict[str, Any]],
+        *,
+        login: Login | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
-        """`state` is called for each /status.json, in the event loop: it must not block. `port` 0: any free one."""
+        """`state` is called for each /status.json, in the event loop: it must not block. `port` 0: any free one.
+
+        `login` None: whoever reaches it may watch.
+        """
+        self._login = login
         self._address = (host, port)
         self._names = frozenset(name.lower().rstrip(".") for name in ("localhost", host, socket.gethostname()))
         self._state = state
@@ -137,6 +154,9 @@ class StatusPage:
         elif method not in ("GET", "HEAD"):
             status, kind, body = 405, "text/plain", b"read only\n"
             extra = [("Allow", "GET, HEAD")]
+        elif self._login is not None and environ["PATH_INFO"] != "/health" and not self._admitted(environ):
+            status, kind, body = 401, "text/plain", _LOG_IN
+            extra = [("WWW-Authenticate", 'Basic realm="infersiege", charset="UTF-8"')]
         else:
             status, kind, body = self._content(environ["PATH_INFO"])
         headers = [
@@ -161,6 +181,9 @@ class StatusPage:
         except ValueError:
             return name in self._names
         return True
+
+    def _admitted(self, environ: dict[str, Any]) -> bool:
+        return self._login is not None and self._login.admits(environ.get("HTTP_AUTHORIZATION"))
 
     def _content(self, path: str) -> tuple[int, str, bytes]:
         """(status, content type, body) of one path."""
