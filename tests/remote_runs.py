@@ -1,4 +1,4 @@
-"""Runs of a master and workers on hosts of their own (namespaces.py), and what must hold after each.
+"""Runs of a master and workers on hosts of their own (hosts.py), and what must hold after each.
 
 `faults_of` compares the run directory with the log of the server and gives every contradiction in words: tests want
 none, bench/namespaces.py puts them into its table.
@@ -7,6 +7,7 @@ none, bench/namespaces.py puts them into its table.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from namespaces import Host, Hosts, Process
+from hosts import Host, Hosts, Process
 from siege import Ran, plan_text
 
 from infersiege.records import Outcome, Reason, TurnRecord
@@ -91,6 +92,16 @@ class Site:
         seen = len(self.log_rows())
         process = master.start(*command, *options, environ=SECRET)
         return RemoteRun(self, process, master.disk / directory, seen, {name: self.join(name) for name in self.workers})
+
+    def carry_spools(self) -> list[str]:
+        """Copy what workers left in their spools to the master's disk, as somebody does with scp: names there."""
+        carried = []
+        for worker in self.workers:
+            for spool in sorted((self.hosts[worker].disk / "spool").glob("infersiege-spool-*")):
+                name = f"from-{worker}-{spool.name}"
+                shutil.copytree(spool, self.hosts[MASTER].disk / name)
+                carried.append(name)
+        return carried
 
     def log_rows(self) -> list[dict[str, Any]]:
         """The server's log so far: one row for each request that it has answered, or whose client has gone."""
@@ -224,6 +235,8 @@ def _losses(records: dict[str, TurnRecord], asked: dict[str, dict[str, Any]], bl
         turn, closed = records.get(request_id), row["finish"] in ENDS
         if closed and row["done_ns"] < blow.at_ns - SAFE_NS and (turn is None or turn.outcome is not Outcome.OK):
             yield f"{request_id} was answered a second before, and its record is {turn and turn.outcome}"
+        if not blow.deadly and (turn is None or turn.outcome in (Outcome.LOST, Outcome.SKIPPED)):
+            yield f"{request_id} was sent by a worker that returned, and its record is {turn and turn.outcome}"
         if turn is None or turn.worker not in blow.workers or not blow.deadly:
             continue
         open_then = row["received_ns"] < blow.at_ns - TOLD_NS and not closed
@@ -242,7 +255,12 @@ def _some(what: str, which: Iterable[str]) -> Iterator[str]:
 
 def told(ran: Ran) -> str:
     """Outcomes of its turns in a line."""
-    count = Counter(turn.outcome.value for turn in ran.turns)
+    return told_of(ran.path)
+
+
+def told_of(path: Path) -> str:
+    """The same of a run directory."""
+    count = Counter(turn.outcome.value for turn in RunDirectory.open(path).read_turns())
     return ", ".join(f"{number:,} {name}" for name, number in sorted(count.items()))
 
 

@@ -2,7 +2,7 @@
 
 No cluster runs here. So each manifest is held against the schemas of Kubernetes' own API (strict: an unknown key is a
 fault), its commands are parsed by the real commands, its names and ports are compared with each other, and the programs
-are started on hosts of their own (namespaces.py) under the names and ports that the Services have.
+are started on hosts of their own (hosts.py) under the names and ports that the Services have.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hosts
 import kubernetes_validate  # type: ignore[import-untyped]
-import namespaces
 import pytest
 import yaml
 from conftest import Needs
-from namespaces import Host, Hosts
+from hosts import Host, Hosts
 
 from infersiege.cli import COMMANDS, infersiege
 from infersiege.plan.load import load_plan
@@ -290,25 +290,25 @@ def words_on(key: tuple[str, str], host: Host, index: int | None = None) -> list
 @pytest.mark.alone
 def test_its_programs_find_each_other_by_the_names_of_the_services(needs: Needs, tmp_path: Path) -> None:
     """A host for each pod; a hosts file stands in for the cluster's name server."""
-    needs(namespaces.missing())
+    needs(hosts.missing())
     count = ALL[WORKER]["spec"]["completions"]
     workers = [f"pod-{index}" for index in range(count)]
     environ = {SECRET_VARIABLE: "of-this-test-only"}
-    with Hosts(tmp_path / "hosts", ["master", "emulator", *workers]) as hosts:
+    with Hosts(tmp_path / "hosts", ["master", "emulator", *workers]) as pods:
         names = f"127.0.0.1 localhost\n{hosts['master'].address('control')} infersiege-master\n"
         names += f"{hosts['emulator'].address('load')} emulator\n"
         for name in ("master", "emulator", *workers):
-            hosts[name].cover("/etc/hosts", names)
+            pods[name].cover("/etc/hosts", names)
         text = (FOLDER / "plan.toml").read_text(encoding="utf-8")
         for long, short in (('duration = "1m"', 'duration = "3s"'), ('warmup = "10s"', 'warmup = "1s"')):
             assert long in text
             text = text.replace(long, short)
-        master = hosts["master"]
+        master = pods["master"]
         (master.disk / "plan.toml").write_text(text, encoding="utf-8")
         # Workers first: a cluster starts pods in any order.
-        joined = [hosts[name].start(*words_on(WORKER, hosts[name], index), environ=environ)
+        joined = [pods[name].start(*words_on(WORKER, pods[name], index), environ=environ)
                   for index, name in enumerate(workers)]  # fmt: skip
-        hosts["emulator"].start(*words_on(EMULATOR, hosts["emulator"]))
+        pods["emulator"].start(*words_on(EMULATOR, pods["emulator"]))
         run = master.start(*words_on(MASTER, master), "--out", "run", environ=environ)
         code, out = run.wait(90), run.output()
         assert code in (0, 3), out  # 3: this machine was too busy for its own client
