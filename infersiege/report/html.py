@@ -48,6 +48,7 @@ EVENT_WORDS: Mapping[str, str] = {
     "worker_refused": "worker refused",
     "disk_full": "disk full",
     "budget_used_up": "budget used up",
+    "recovered": "records recovered",
 }
 """Every kind of event that the master writes, in words (docs/rundir.md lists the same)."""
 
@@ -274,6 +275,7 @@ def _conservation(summary: Summary) -> str:
     lines = [
         *(trace_lines(summary) if summary.traces else ()),
         *(f"budget of {line}" for line in budget_lines(summary)),
+        *(f"rate limit of {line}" for line in rate_lines(summary)),
     ]
     return equation + (items(lines) if lines else "")
 
