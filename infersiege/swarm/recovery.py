@@ -32,7 +32,6 @@ NOT_HOME = f"{BY_RECOVERY}its record is lost"
 """It was sent; the worker was killed, or the host that had its record already is gone."""
 NOT_PLAYED = f"{BY_RECOVERY}nobody was there to send it"
 ROWS_AT_ONCE = 1000
-EVENT = "recovered"
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
@@ -369,13 +368,16 @@ class _Work:
         return remarks
 
     def _tell(self, ended_ns: int) -> None:
-        if any(event.kind == EVENT for event in self._run.read_events()):
-            return
         detail = (
             f"the master was gone: {self._brought} records recovered from {len(self._leftovers)} spools, "
             f"{self._made[Outcome.LOST]} turns lost on their way, {self._made[Outcome.SKIPPED]} that nobody will play"
         )
-        self._run.append_event(EventRow(at_ns=ended_ns, kind=EVENT, detail=detail))
+        self.note("recovered", detail, ended_ns)
+
+    def note(self, kind: str, detail: str, at_ns: int) -> None:
+        """A row of events.jsonl, unless a recovery that was cut has written it."""
+        if all(event.kind != kind for event in self._run.read_events()):
+            self._run.append_event(EventRow(at_ns=at_ns, kind=kind, detail=detail))
 
 
 def _reason_of(leftover: Leftover) -> Reason:
