@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -55,12 +56,14 @@ def preflight(
     environ: Mapping[str, str] | None = None,
     wait_ns: int = 0,
     on_wait: Callable[[str], None] | None = None,
+    asked: Callable[[str], None] | None = None,
 ) -> dict[str, ChannelFacts]:
     """The short form: ask every channel for its models and for one small answer.
 
     A server that is not there yet, or says 502, 503 or 504, is asked again until `wait_ns` is over, for all channels
-    together (HC-14); `on_wait` is told the reason whenever it changes. The keys of the result are those of
-    `plan.channels`; of replicas, the first one's facts. Hybrid channels are made of these, so each is asked once.
+    together (HC-14); `on_wait` is told the reason whenever it changes, `asked` the channel of each request after it.
+    The keys of the result are those of `plan.channels`; of replicas, the first one's facts. Hybrid channels are made of
+    these, so each is asked once.
     `details` of the facts may hold: server, models, context_length, usage (`yes`, `no`), cached_tokens (a number;
     missing when not told), model_answered, model_note, launch.* (how the server was started, where it tells), not_sent
     (sampling fields that the protocol lacks), dropped_fields (fields that the server refuses).
@@ -73,7 +76,8 @@ def preflight(
     for name, label, channel in targets(plan):
         told, tools = "", sends_tools(plan, name)
         while True:
-            found = examine(label, channel, plan.sampling, environ=environ, tools=tools)
+            after = None if asked is None else partial(asked, name)
+            found = examine(label, channel, plan.sampling, environ=environ, tools=tools, asked=after)
             if found.facts is not None:
                 facts[name] = _together(facts.get(name), found.facts)
                 break

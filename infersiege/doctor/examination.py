@@ -5,7 +5,7 @@ from __future__ import annotations
 import email.utils
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -50,16 +50,18 @@ def examine(
     plan: Plan | None = None,
     channel_name: str | None = None,
     tools: bool = False,
+    asked: Callable[[], None] | None = None,
 ) -> Examination:
     """Look at one channel once. Errors of the target, and of a key that cannot be read, are in the result.
 
-    Without `plan`: what a run needs to know, from the list of models and one answer. With it: everything.
-    `channel_name`: as in the plan, where `name` is that of one of several addresses. `tools`: the run sends some.
+    Without `plan`: what a run needs to know, from the list of models and one answer. With it: everything. `asked` is
+    called after each request. `channel_name`: as in the plan, where `name` is one of several addresses' name. `tools`:
+    the run sends some.
     """
     found = Findings(Secrets())
     looking = _Looking(name, channel, sampling, os.environ if environ is None else environ, plan, found)
     looking.channel_name = channel_name or name
-    looking.tools = tools
+    looking.tools, looking.asked = tools, asked
     try:
         facts = looking.facts()
     except InfersiegeError as error:
@@ -84,8 +86,8 @@ class _Looking:
         self._name, self._channel, self._sampling = name, channel, sampling
         self._environ, self._plan, self._found = environ, plan, found
         self._noted_model: str | None = None
-        self.channel_name = name
-        self.tools = False
+        self.channel_name, self.tools = name, False
+        self.asked: Callable[[], None] | None = None
 
     def facts(self) -> ChannelFacts:
         """Make all checks. Raises InfersiegeError at the one that keeps the others from being made."""
@@ -94,7 +96,7 @@ class _Looking:
         key = api_key(channel, self._environ)
         found.replace_secrets(Secrets([key] if key else []))
         found.going_on = "url"
-        target = Target(self._name, channel, key)
+        target = Target(self._name, channel, key, asked=self.asked)
         found.ok("url", f"{scrub(target.url)} ({target.dialect.name}, {target.profile.title})")
         if self._plan is not None:
             if target.proxy is None:

@@ -30,8 +30,14 @@ _IDLE_LIMIT_S = 10.0
 class Target:
     """Asks one server. Every method raises DoctorError with one line that tells place, what was seen, what to try."""
 
-    def __init__(self, name: str, channel: Channel, key: str | None) -> None:
-        """`channel` has its defaults filled in. Raises UsageError for a base URL that is none."""
+    def __init__(
+        self, name: str, channel: Channel, key: str | None, *, asked: Callable[[], None] | None = None
+    ) -> None:
+        """`channel` has its defaults filled in. `asked` is called after each request, however it ended.
+
+        Raises UsageError for a base URL that is none.
+        """
+        self._asked = asked
         self.name = name
         self.channel = channel
         self.profile: Profile = PROFILES[channel.engine]
@@ -124,6 +130,9 @@ class Target:
             )
         except DoctorError as error:
             self.fail(str(error), error.hint, check=error.check, passing=isinstance(error, NotReadyError))
+        finally:
+            if self._asked is not None:
+                self._asked()
 
     def json(self, url: str) -> Any:
         """What a GET gives as JSON with status 200; None for everything else. Never raises: it is a nicety."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from infersiege.records import Calibration, ClientSummary, TraceAccount, WorkerSummary, WrittenPrompts
+from infersiege.records import Calibration, ClientSummary, RateUse, TraceAccount, WorkerSummary, WrittenPrompts
 
 
 class SteadyWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +100,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """How fit each worker was in steady (metrics.client); empty: nothing tells."""
     calibration: Calibration | None = None
     """What a worker of the master's host can do; None: it was not measured."""
+    rate_limits: tuple[RateUse, ...] = ()
+    """What rate limits of channels did to the load."""
     invalid: tuple[str, ...] = ()
     """Reasons that only the master could see."""
     warnings: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from infersiege.metrics import client
 from infersiege.metrics.collect import Collector
 from infersiege.metrics.delivery import Delivered, inside, instants
 from infersiege.metrics.groups import LENGTH_TOLERANCE, prompt_lengths
+from infersiege.metrics.held import about_rate_limits, held_back
 from infersiege.metrics.limits import WIDE_SLACK_NS, too_many
 from infersiege.records import ClientVerdict, Counts, ErrorClass, GroupSummary, Outcome, Reason
 
@@ -152,9 +153,11 @@ def _undelivered(collector: Collector, one: Delivered) -> str | None:
         )
     if one.share is None or one.share >= DELIVERED_FLOOR:
         return None
+    held = held_back(collector, one)
+    why = f": {held}" if held else "; add workers, lower the rate, or raise max_in_flight"
     return (
         f"load not delivered in {where}: {one.got:.0f} of {one.asked:.0f} arrivals{who} were begun in time "
-        f"({one.share:.1%}); add workers, lower the rate, or raise max_in_flight"
+        f"({one.share:.1%}){why}"
     )
 
 
@@ -240,6 +243,7 @@ def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
     """What does not make the run invalid but must be read with its figures."""
     warnings = [*collector.facts.warnings, *_about_turns(collector)]
     warnings += [*_about_tokens(collector), *_about_streams(collector), *_about_quota(collector)]
+    warnings += about_rate_limits(collector)
     stepped = _tally(collector, "clock_step")
     if stepped and not too_many(stepped, sum(cell.outcomes.total() for cell in collector.cells.values())):
         warnings.append(f"the clock was stepped during {stepped} turns; their stamps are those of the reads")

@@ -16,7 +16,7 @@ from infersiege.errors import InfersiegeError, UsageError
 from infersiege.plan.defaults import CLOUDS, default_base_url, local_file
 from infersiege.plan.faults import Faults
 from infersiege.plan.locate import KeyPath
-from infersiege.plan.schema import Budget, Channel, Price
+from infersiege.plan.schema import Budget, Channel, Price, RateLimit
 from infersiege.redact import api_key
 
 if TYPE_CHECKING:
@@ -128,6 +128,8 @@ def _channel(draft: Draft, name: str, channel: Channel) -> None:
         _price(faults, (*here, "price"), channel.price, channel.engine if faults.ok(*here, "engine") else "")
     if channel.budget is not None and faults.ok(*here, "budget"):
         _budget(faults, (*here, "budget"), channel.budget, channel.price)
+    if channel.rate_limit is not None and faults.ok(*here, "rate_limit"):
+        _rate_limit(faults, (*here, "rate_limit"), channel.rate_limit)
     _key(draft, here, channel)
 
 
@@ -143,6 +145,11 @@ def _budget(faults: Faults, here: KeyPath, budget: Budget, price: Price | None) 
         )
     elif price is None:
         faults.add((*here, "cost"), "can't be counted without a price; write price = {input = …, output = …}")
+
+
+def _rate_limit(faults: Faults, here: KeyPath, limit: RateLimit) -> None:
+    if limit.requests_per_minute is None and limit.tokens_per_minute is None:
+        faults.add(here, "limits nothing; write requests_per_minute or tokens_per_minute")
 
 
 def _price(faults: Faults, here: KeyPath, price: Price, engine: str) -> None:

@@ -25,7 +25,7 @@ from infersiege.report.page import POLICY, SCRIPT, STYLE
 from infersiege.report.shapes import distribution, distributions, shapes_of, slack
 from infersiege.report.stages import account_line, grafana_links, limit_banner, stage_tables
 from infersiege.report.tables import (
-    budget_lines,
+    allowance_lines,
     conservation,
     rule_detail,
     trace_lines,
@@ -274,8 +274,7 @@ def _conservation(summary: Summary) -> str:
     equation = f'<p class="equation{lost}">{text(conservation(summary.counts))}</p>'
     lines = [
         *(trace_lines(summary) if summary.traces else ()),
-        *(f"budget of {line}" for line in budget_lines(summary)),
-        *(f"rate limit of {line}" for line in rate_lines(summary)),
+        *allowance_lines(summary),
     ]
     return equation + (items(lines) if lines else "")
 

@@ -119,6 +119,7 @@ def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequen
         traces=file.traces,
         workers=file.workers,
         calibration=file.calibration,
+        rate_limits=file.rate_limits,
         invalid=(*file.invalid, *((NOT_ENDED,) if file.ended_ns is None else ())),
         warnings=(*file.warnings, *noticed),
     )

@@ -15,11 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from infersiege.cost import cost_line, money
+from infersiege.metrics.held import limit_of
 from infersiege.records import (
     BudgetUse,
     Counts,
     GroupSummary,
     Outcome,
+    RateUse,
     RuleResult,
     Summary,
     TraceAccount,
@@ -174,9 +176,15 @@ def _trace_parts(trace: TraceAccount) -> Iterator[str]:
         yield f"{trace.sessions_repeated:,} times sent again: each {mean} times on average, also a cache test"
 
 
-def budget_lines(summary: Summary) -> list[str]:
-    """`cloud: 0.32 of 5.00 used, 4.68 left`, one line for each figure of a budget."""
-    return [f"{printable(use.channel)}: {_budget_line(use)}" for use in summary.budgets]
+def allowance_lines(summary: Summary) -> list[str]:
+    """One line for each figure of a budget, and for each rate limit.
+
+    `budget of cloud: 0.32 of 5.00 used, 4.68 left`, `rate limit of cloud: 600 requests a minute; 59 requests sent; 144
+    turns waited for it, 3.2 s at most`.
+    """
+    budgets = (f"budget of {printable(use.channel)}: {_budget_line(use)}" for use in summary.budgets)
+    rates = (f"rate limit of {printable(use.channel)}: {_rate_line(use)}" for use in summary.rate_limits)
+    return [*budgets, *rates]
 
 
 def _budget_line(use: BudgetUse) -> str:
@@ -191,6 +199,15 @@ def _budget_line(use: BudgetUse) -> str:
     ended = "; it ended the run" if use.ended_run else ""
     lost = f"; {written(use.lost)} of it granted to lost workers, which may not have spent it" if use.lost else ""
     return f"{written(use.used)} of {written(use.amount)}{unit} used, {rest}{ended}{lost}"
+
+
+def _rate_line(use: RateUse) -> str:
+    said = f"{limit_of(use)}; {use.requests:,} requests sent"
+    if use.held:
+        said += f"; {use.held:,} turns waited for it, {(use.held_longest_ms or 0.0) / 1e3:.1f} s at most"
+    if use.too_large:
+        said += f"; {use.too_large:,} turns ask for more than it gives"
+    return said
 
 
 def rule_detail(rule: RuleResult, summary: Summary) -> str:
@@ -279,8 +296,8 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
     cost = cost_line(summary)
     if cost is not None:
         console.print(Text(printable(cost)))
-    for line in budget_lines(summary):
-        console.print(Text("budget of " + line))
+    for line in allowance_lines(summary):
+        console.print(Text(line))
     if summary.rules:
         console.print()
         print_rules(summary, console)

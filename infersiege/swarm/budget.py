@@ -253,12 +253,19 @@ class Treasury:
         return tuple(limiter.use() for limiter in self._limiters.values())
 
     def note(self) -> str | None:
-        """For the eye, of the limit that is nearest to its end: `budget of cloud: 12 of 20 requests`."""
+        """For the eye: who waits for a rate limit, and the budget that is nearest to its end.
+
+        `rate limit of cloud: 3 turns wait · budget of cloud: 12 of 20 requests`.
+        """
+        waiting = {channel: limiter.waiting for channel, limiter in self._limiters.items()}
+        notes = [f"rate limit of {channel}: {count:,} turns wait" for channel, count in waiting.items() if count]
         spent = [(sum(held.spent for held, _ in self._all(pot)), pot.limit) for pot in self._pots]
-        if not spent:
-            return None
-        most, limit = max(spent, key=lambda one: one[0] / one[1].amount)
-        return f"budget of {limit.channel}: {limit.figure(most)} of {limit.figure(limit.amount)} {limit.kind}"
+        if spent:
+            most, limit = max(spent, key=lambda one: one[0] / one[1].amount)
+            notes.append(
+                f"budget of {limit.channel}: {limit.figure(most)} of {limit.figure(limit.amount)} {limit.kind}"
+            )
+        return " · ".join(notes) or None
 
     def _all(self, pot: _Pot) -> list[tuple[_Held, bool]]:
         """(a worker's part, whether the worker is gone)."""

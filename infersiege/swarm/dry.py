@@ -8,6 +8,7 @@ from itertools import islice
 from rich.console import Console
 
 from infersiege.cost import HOUR_NS, dearest, gpu_hours_cost, money, tokens_cost
+from infersiege.errors import UsageError
 from infersiege.plan.schema import Plan, Price
 from infersiege.plan.streams import duration_of
 from infersiege.plan.values import format_duration
@@ -17,6 +18,7 @@ from infersiege.swarm.source import SessionSource, changed_traces, workload_chan
 from infersiege.traces import Conversation, describe
 
 SAMPLE = 200
+MINUTE_NS = 60_000_000_000
 MOST_COUNTED = 1_000_000
 """Sessions that are counted; of more it is only said that there are more."""
 
@@ -31,6 +33,10 @@ class Volume:
     """Of these, what the turn before in the session had sent already: a cache could hold it."""
     output_tokens: int = 0
     """At most."""
+    largest: int = 0
+    """Tokens of the turn that asks for most, prompt and longest answer."""
+    smallest: int | None = None
+    """The same of the one that asks for least."""
     guessed: int = 0
     """Turns whose prompt has no known length: a token for every few bytes."""
 
@@ -55,6 +61,7 @@ class Sample:
 def dry_run(plan: Plan, console: Console) -> None:
     """Print arrivals, turns, tokens and cost, from the first sessions of the plan's own sequence."""
     source = SessionSource(plan, place=0, members=1)
+    check_rate_limits(plan, source)
     for workload, trace in zip(plan.workloads, source.traces, strict=True):
         console.print(f"{workload.scenario}: {describe(trace).line()}", highlight=False, markup=False)
     sample = sampled(plan, source)
@@ -68,7 +75,7 @@ def dry_run(plan: Plan, console: Console) -> None:
         highlight=False,
     )
     changed = (f"first {sample.sessions} sessions: {line}" for line in changed_traces(accounts, plan))
-    for line in (*changed, _in_all(sample, turns), *expected_cost(plan, sample)):
+    for line in (*changed, _in_all(sample, turns), *expected_cost(plan, sample), *expected_waits(plan, sample)):
         console.print(line, highlight=False, markup=False)
 
 
@@ -111,6 +118,9 @@ def _count(volume: Volume, conversation: Conversation) -> TraceChanges:
         volume.prompt_tokens += prompt
         volume.repeated_tokens += min(before, prompt)
         volume.output_tokens += turn.max_tokens
+        asked = prompt + turn.max_tokens
+        volume.largest = max(volume.largest, asked)
+        volume.smallest = asked if volume.smallest is None else min(volume.smallest, asked)
         capped, cut_ns = capped + turn.delay_capped, cut_ns + turn.delay_cut_ns
         clipped += turn.clipped_tokens > 0
     too_long = conversation.turns - len(sent)
@@ -137,11 +147,71 @@ def _sessions(plan: Plan, source: SessionSource) -> int | None:
 # ------------------------------------------------------------------------------------------------------------ cost
 
 
-def cost_ahead(plan: Plan, source: SessionSource) -> list[str]:
-    """`expected_cost` of a plan of which nothing was counted yet, for those who are about to run it."""
-    if all(channel.price is None for channel in plan.channels.values()):
+def ahead(plan: Plan, source: SessionSource) -> list[str]:
+    """What a plan of which nothing was counted yet costs, and how long its rate limits make it, for those who are about
+    to run it."""
+    if all(channel.price is None and channel.rate_limit is None for channel in plan.channels.values()):
         return []
-    return [f"expected {line}" for line in expected_cost(plan, sampled(plan, source))]
+    sample = sampled(plan, source)
+    return [*(f"expected {line}" for line in expected_cost(plan, sample)), *expected_waits(plan, sample)]
+
+
+def expected_waits(plan: Plan, sample: Sample) -> list[str]:
+    """How long the turns take at least under each channel's rate limit; empty: there is none.
+
+    Of a hybrid channel's parts only the one at which sessions begin is known before the run.
+    """
+    lines = []
+    for name, channel in plan.channels.items():
+        limit, volume = channel.rate_limit, sample.by_channel.get(name)
+        if limit is None or volume is None or not volume.turns:
+            continue
+        factor, whole = sample.factor, f"the {volume.turns * (sample.factor or 0):,.0f} turns of the run take"
+        if factor is None:
+            factor = 1000 / sample.sessions
+            whole = f"1,000 sessions, {volume.turns * factor:,.0f} turns, take"
+        takes: list[tuple[float, str]] = []
+        if limit.requests_per_minute is not None:
+            minutes = volume.turns * factor / limit.requests_per_minute
+            takes.append((minutes, f"{limit.requests_per_minute:,} requests a minute"))
+        if limit.tokens_per_minute is not None:
+            minutes = volume.prompt_tokens * factor / limit.tokens_per_minute
+            takes.append((minutes, f"{limit.tokens_per_minute:,} tokens a minute"))
+        minutes, limited = max(takes)
+        # What the first moments may send is there before the first minute is over.
+        minutes = max(0.0, minutes - limit.burst_ns / MINUTE_NS)
+        line = f"rate limit of {name}: {whole} {_minutes(minutes)} at least ({limited})"
+        duration_ns = duration_of(plan)
+        if sample.factor is not None and duration_ns is not None and minutes * MINUTE_NS > duration_ns:
+            line += f", which is more than the {format_duration(duration_ns)} of the load: turns will wait"
+        lines.append(line)
+        most = limit.tokens_per_minute
+        if most is not None and volume.largest > most:
+            lines.append(
+                f"rate limit of {name}: turns of up to {volume.largest:,} tokens, prompt and longest answer, are not "
+                f"sent: it gives {most:,} in a minute"
+            )
+    return lines
+
+
+def check_rate_limits(plan: Plan, source: SessionSource) -> None:
+    """Raises UsageError where no turn of the first sessions fits into a channel's tokens of a minute."""
+    limited = {name: one.rate_limit for name, one in plan.channels.items() if one.rate_limit is not None}
+    if all(limit.tokens_per_minute is None for limit in limited.values()):
+        return
+    volumes = sampled(plan, source).by_channel
+    for name, limit in limited.items():
+        most, volume = limit.tokens_per_minute, volumes.get(name, Volume())
+        if most is not None and volume.smallest is not None and volume.smallest > most:
+            raise UsageError(
+                f"channel.{name}.rate_limit.tokens_per_minute = {most}: no turn can be sent: each asks for "
+                f"{volume.smallest:,} tokens or more, prompt and longest answer",
+                hint="raise the limit if the account allows more, or lower max_tokens",
+            )
+
+
+def _minutes(minutes: float) -> str:
+    return f"{minutes * 60:.0f} s" if minutes < 2 else f"{minutes:,.0f} min"
 
 
 def expected_cost(plan: Plan, sample: Sample) -> list[str]:

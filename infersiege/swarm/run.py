@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -30,7 +30,7 @@ from infersiege.report.tables import print_summary
 from infersiege.rundir import ChannelFacts, PlanFile, RunDirectory
 from infersiege.swarm.aftermath import LostShare, final_facts, rescued, stage_facts
 from infersiege.swarm.door import Terms
-from infersiege.swarm.dry import cost_ahead
+from infersiege.swarm.dry import ahead, check_rate_limits
 from infersiege.swarm.ending import MasterOptions, MasterResult
 from infersiege.swarm.exposure import check_secret, login_of
 from infersiege.swarm.fleet import WorkerState
@@ -93,6 +93,7 @@ def run_plan(
     source = SessionSource(plan, place=0, members=1)
     for warning in (*source.warnings(), *open_key_files(plan)):
         console.print(f"warning: {warning}", highlight=False, markup=False)
+    check_rate_limits(plan, source)
     board = StatusBoard(plan.run.name or "run", grafana=plan.telemetry.grafana_url)
     with contextlib.ExitStack() as stack:
         if options.web is not None:
@@ -101,23 +102,29 @@ def run_plan(
             console.print(f"status page: {page.url}", highlight=False, markup=False)
         # Before the target is asked anything: a directory that can't be written is a mistake that costs no request.
         run = RunDirectory.create(options.out, name=plan.run.name or "run", now_ns=now_ns)
+        sent_ns: dict[str, list[int]] = {name: [] for name in plan.channels}
+
+        def told(channel: str) -> None:
+            sent_ns[channel].append(time.monotonic_ns())
+
         try:
             channels = (
                 unexamined(plan)
                 if options.skip_doctor
-                else preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns)
+                else preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns, asked=told)
             )
             asked, plan = plan, adapted(plan, channels)
             source = source.of_plan(plan)
             salt = prompt_salt(plan.run.nonce or "", stage_names(plan.load)[0], 0)
-            texts = measured(plan, source.traces, channels, environ, salt=salt)
+            texts = measured(plan, source.traces, channels, environ, salt=salt, asked=told)
         except BaseException:
             discard(run)
             raise
         source = source.with_texts(texts.lengths)
-        for line in (*introductions(channels), *texts.lines, *told_limits(asked, plan), *cost_ahead(plan, source)):
+        for line in (*introductions(channels), *texts.lines, *told_limits(asked, plan), *ahead(plan, source)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         board.emulated = any(facts.emulated for facts in channels.values())
+        fleet = replace(fleet, sent_ns=sent_ns)
         campaign = Campaign(plan, source, channels, texts, fleet, run, board, console, interrupts, environ)
         return campaign.execute(gated=options.gated)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -88,10 +89,12 @@ def measured(
     environ: Mapping[str, str],
     *,
     salt: str | None = None,
+    asked: Callable[[str], None] | None = None,
 ) -> TextMeasures:
     """Find out how long the plan's texts are, for each channel and language that has some.
 
-    `traces`: of its workloads. `salt`: what the run's prompts begin with, so that it is counted itself.
+    `traces`: of its workloads. `salt`: what the run's prompts begin with, so that it is counted itself. `asked` is told
+    the channel of each request after it.
     Channels that nobody was asked about (`--skip-doctor`) are asked nothing here either. What fails is left for the
     next way; raises TargetError when a way that the plan names can't be gone.
     """
@@ -106,6 +109,7 @@ def measured(
         if workload.language in of_channel or not synthesises(trace):
             continue
         way = _Way(name, servers[name], plan, channels[name], environ, salt)
+        way.asked = None if asked is None else partial(asked, name)
         of_channel[workload.language] = way.go(workload.language)
         lines += way.lines
     for workload, trace in zip(plan.workloads, traces, strict=True):
@@ -176,6 +180,7 @@ class _Way:
         self._name, self._channel, self._plan, self._facts, self._environ = name, channel, plan, facts, environ
         self._salt = salt
         self._may_ask = facts.details.get("doctor") != SKIPPED
+        self.asked: Callable[[], None] | None = None
         self._told: Target | None = None
         self._asker: Asker | None = None
         self.lines: list[str] = []
@@ -255,7 +260,8 @@ class _Way:
     def _target(self) -> Target:
         if self._told is None:
             try:
-                self._told = Target(self._name, self._channel, api_key(self._channel, self._environ))
+                key = api_key(self._channel, self._environ)
+                self._told = Target(self._name, self._channel, key, asked=self.asked)
             except InfersiegeError as error:
                 raise CountError(str(error)) from None
         return self._told

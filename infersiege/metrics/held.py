@@ -1,0 +1,42 @@
+"""What rate limits of the plan did to its load, in words."""
+
+from __future__ import annotations
+
+from infersiege.metrics.collect import Collector
+from infersiege.metrics.delivery import Delivered
+from infersiege.records import RateUse
+
+
+def held_back(collector: Collector, one: Delivered) -> str | None:
+    """Which rate limits kept turns of a load waiting; None: none did."""
+    stage, load = one.window.stage, one.load
+    channels = {channel for (who, channel, of, _) in collector.cells if of == stage and load.plays(who)}
+    uses = [use for use in collector.facts.rate_limits if use.channel in channels and use.held]
+    if not uses:
+        return None
+    limits = " and ".join(f"the rate limit of {use.channel} ({limit_of(use)})" for use in uses)
+    return f"{limits} held turns back; lower the rate, or raise the limit if the account allows more"
+
+
+def limit_of(use: RateUse) -> str:
+    """`60 requests and 100,000 tokens a minute`."""
+    figures = ((use.requests_per_minute, "requests"), (use.tokens_per_minute, "tokens"))
+    return " and ".join(f"{figure:,} {unit}" for figure, unit in figures if figure is not None) + " a minute"
+
+
+def about_rate_limits(collector: Collector) -> list[str]:
+    """Turns that waited, or were not sent at all, because of the plan's own limits."""
+    warnings = []
+    for use in collector.facts.rate_limits:
+        if use.held:
+            warnings.append(
+                f"rate limit of {use.channel} held back {use.held:,} turns by up to "
+                f"{(use.held_longest_ms or 0.0) / 1e3:.1f} s ({limit_of(use)}); lateness and what is measured from "
+                "due hold that time"
+            )
+        if use.too_large:
+            warnings.append(
+                f"rate limit of {use.channel}: {use.too_large:,} turns were not sent, since each alone asks for more "
+                f"than {use.tokens_per_minute or 0:,} tokens; a smaller max_tokens asks for less"
+            )
+    return warnings
