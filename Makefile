@@ -17,10 +17,10 @@ INSTALLED_VLLM := .venv-vllm/.installed
 INSTALLED_BENCH := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format bench llamacpp vllm constraints clean
+.PHONY: help venv demo test check format bench bench-peers llamacpp vllm constraints clean
 
 help:  ## Show this
-	@awk -F ':.*## *' '/^[a-z]+:.*##/ { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## *' '/^[a-z-]+:.*##/ { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED)  ## Install infersiege and its agents into .venv, with everything for development
 
@@ -82,6 +82,11 @@ bench: $(INSTALLED_BENCH)  ## Measure our client against known times and other c
 	$(BIN)/python bench/peers.py
 	$(BIN)/python bench/traces.py
 	$(BIN)/python bench/text.py
+
+bench-peers: $(INSTALLED_BENCH)  ## Measure against other clients and whole load tools, into docs/performance.md (half an hour, 8 GB)
+	$(BIN)/python bench/tools.py --write
+	$(BIN)/python bench/peers.py --streams 64 --streams 256 --streams 1000 --rounds 3 --write
+	$(BIN)/python bench/ceiling.py --write
 
 # All groups and extras at once, in a fresh environment without constraints: the newest releases that pyproject allows.
 FRESH := $(VENV)-constraints/bin/python

@@ -3,7 +3,7 @@
     python bench/peer_clients.py aiohttp '{"port": 8100, "streams": 32, "requests": 2, "tokens": 100}'
 
 Every client does the same work per event: read it, cut it out, decode its JSON, look whether it has text, keep the time
-of the first text and count. JSON goes through msgspec for all, into types that hold only what is looked at: others
+of each text and count. JSON goes through msgspec for all, into types that hold only what is looked at: others
 aren't made to pay for the parser or for dicts. Ours runs with the decoder of a real run, which does more (it collects
 text, tool calls, usage and finish reason). Prints one JSON object, `Reading`.
 """
@@ -57,8 +57,12 @@ class Reading(msgspec.Struct, kw_only=True):
     """Events with text."""
     cpu_s: float = 0.0
     """User and system time of the process, from before the first request to after the last answer."""
-    first_token_ns: dict[str, int] = {}
-    """`x-request-id` -> when the client says its first text came, ns of CLOCK_MONOTONIC."""
+    peak_bytes: int = 0
+    """Largest resident set of the process, imports included."""
+    sent_ns: dict[str, int] = {}
+    """`x-request-id` -> when TTFT begins, ns of CLOCK_MONOTONIC: before the call; ours when the request was written."""
+    token_ns: dict[str, list[int]] = {}
+    """`x-request-id` -> when the client says that each text came, likewise."""
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -81,7 +85,13 @@ class Events:
 
     def __init__(self) -> None:
         self.count = 0
-        self.first_ns: dict[str, int] = {}
+        self.sent_ns: dict[str, int] = {}
+        self.token_ns: dict[str, list[int]] = {}
+
+    def begin(self, request_id: str) -> None:
+        """Right before the call that sends it."""
+        self.token_ns[request_id] = []
+        self.sent_ns[request_id] = time.monotonic_ns()
 
     def take(self, request_id: str, payload: bytes | str) -> bool:
         """True when the stream says that it is over."""
@@ -89,10 +99,12 @@ class Events:
             return True
         choices = decode(payload).choices
         if choices and choices[0].delta.content:
-            if request_id not in self.first_ns:
-                self.first_ns[request_id] = time.monotonic_ns()
+            self.token_ns[request_id].append(time.monotonic_ns())
             self.count += 1
         return False
+
+    def give(self, reading: Reading) -> None:
+        reading.events, reading.sent_ns, reading.token_ns = self.count, self.sent_ns, self.token_ns
 
     def lines(self, request_id: str, lines: Iterable[bytes]) -> None:
         for line in lines:
@@ -126,10 +138,13 @@ def infersiege(load: Load, reading: Reading) -> None:
         for request_id in load.ids(number):
             headers = (("content-type", "application/json"), ("x-request-id", request_id))
             answer = Answer(dialect.decoder())
-            client.start(Request(path=PATH, headers=headers, body=body), answer, deadlines).wait()
+            result = client.start(Request(path=PATH, headers=headers, body=body), answer, deadlines).wait()
             reading.events += answer.chunks
-            if answer.first_token_ns is not None:
-                reading.first_token_ns[request_id] = answer.first_token_ns
+            if result.sent_ns is not None:
+                reading.sent_ns[request_id] = result.sent_ns
+            # A chunk that shared its read with others has their time, as with every client.
+            stamps, counts = answer._stamps, answer._counts
+            reading.token_ns[request_id] = [at for i, at in enumerate(stamps) for _ in range(counts.get(i, 1))]
         client.close()
 
     gevent.joinall([gevent.spawn(stream, number) for number in range(load.streams)], raise_error=True)
@@ -176,10 +191,11 @@ def _locust_users(base: Any, load: Load, reading: Reading, read: Callable[[Any, 
     def stream(number: int) -> None:
         user = user_class(environment)
         for request_id in load.ids(number):
+            events.begin(request_id)
             read(user, request_id, events)
 
     gevent.joinall([gevent.spawn(stream, number) for number in range(load.streams)], raise_error=True)
-    reading.events, reading.first_token_ns = events.count, events.first_ns
+    events.give(reading)
 
 
 def aiohttp(load: Load, reading: Reading) -> None:
@@ -194,6 +210,7 @@ def aiohttp(load: Load, reading: Reading) -> None:
             async def stream(number: int) -> None:
                 for request_id in load.ids(number):
                     headers = {"x-request-id": request_id}
+                    events.begin(request_id)
                     async with session.post(
                         f"http://{HOST}:{load.port}{PATH}", json=load.body(), headers=headers
                     ) as answer:
@@ -202,7 +219,7 @@ def aiohttp(load: Load, reading: Reading) -> None:
                                 events.take(request_id, line[6:].rstrip())
 
             await asyncio.gather(*(stream(number) for number in range(load.streams)))
-        reading.events, reading.first_token_ns = events.count, events.first_ns
+        events.give(reading)
 
     asyncio.run(run())
 
@@ -225,12 +242,13 @@ def httpx(load: Load, reading: Reading) -> None:
             async def stream(number: int) -> None:
                 for request_id in load.ids(number):
                     headers = {"x-request-id": request_id}
+                    events.begin(request_id)
                     url = f"http://{HOST}:{load.port}{PATH}"
                     async with client.stream("POST", url, json=load.body(), headers=headers) as answer:
                         await lines(answer, request_id, events)
 
             await asyncio.gather(*(stream(number) for number in range(load.streams)))
-        reading.events, reading.first_token_ns = events.count, events.first_ns
+        events.give(reading)
 
     asyncio.run(run())
 
@@ -264,6 +282,7 @@ def main() -> None:
     before_s = cpu_s()
     client(load, reading)
     reading.cpu_s = cpu_s() - before_s
+    reading.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(msgspec.json.encode(reading).decode())
 
 

@@ -6,6 +6,7 @@ Truth and our own times are both CLOCK_MONOTONIC in ns.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import subprocess
@@ -35,7 +36,12 @@ class Times:
     received_ns: int
     """Its last byte was read."""
     written_ns: npt.NDArray[np.int64]
-    """Just before the write of each content event."""
+    """Just before the write of each content event; 0: not written (yet)."""
+
+    @property
+    def ttft_ns(self) -> int:
+        """From the request's last byte to the first write."""
+        return int(self.written_ns[0]) - self.received_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +61,23 @@ def build(folder: Path) -> None:
 
 
 class Rig:
-    """A running server. `options` are those of sseserver.c; use with `with`. Raises OSError when it doesn't start."""
+    """A running server. `options` are those of sseserver.c; use with `with`. Raises OSError when it doesn't start.
 
-    def __init__(self, folder: Path, **options: float) -> None:
+    `core`: the CPU that it keeps to; None: whichever is free.
+    """
+
+    def __init__(self, folder: Path, core: int | None = None, **options: float) -> None:
         self._log = folder / "truth"
         self.folder = folder
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         command = [str(folder / "sseserver"), "--port", str(self.port), "--log", str(self._log)]
-        command += ["--maxrec", "65536", "--maxtok", "4194304"]
+        options = {"maxrec": 1 << 16, "maxtok": 1 << 22} | options
         command += [part for key, value in options.items() for part in (f"--{key}", str(value))]
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        if core is not None:
+            os.sched_setaffinity(self._process.pid, {core})
         deadline = time.monotonic() + 10
         while True:
             try:

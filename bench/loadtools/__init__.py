@@ -1,0 +1,1 @@
+"""Load tools for LLM servers as users run them, each in an environment of its own: see bench/tools.py."""
