@@ -35,6 +35,7 @@ from infersiege.swarm.ending import MasterOptions, MasterResult
 from infersiege.swarm.exposure import check_secret, login_of
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.handover import HandOver
+from infersiege.swarm.health import raise_descriptor_limit
 from infersiege.swarm.interrupts import Interrupts
 from infersiege.swarm.ledger import ChannelLabels
 from infersiege.swarm.losses import Loss, LossAccount, describe, orphans
@@ -250,6 +251,7 @@ class Campaign:
         """Offer the load, bring the records home, write the report. Raises what keeps the load from beginning."""
         self._run.write_plan(self._file)
         install(self._options.secret.encode())
+        raise_descriptor_limit()  # a connection for each worker, and for whoever else comes to the port
         try:
             # Before the load, which the start of a process could disturb.
             self._publisher.open()
