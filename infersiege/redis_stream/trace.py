@@ -79,6 +79,10 @@ class RedisTrace:
         """A claim has this session: the next to ask for it gets it from here."""
         self._brought[index] = line
 
+    def forget(self, index: int) -> None:
+        """Nobody will ask for this session."""
+        self._brought.pop(index, None)
+
     def same_as(self, facts: Mapping[bytes, bytes]) -> bool:
         """Whether what Redis says of the trace of this name now is still said of this one."""
         return facts.get(b"content_sha256", b"").decode() == self.sha256

@@ -1,0 +1,124 @@
+"""The master's side: what a run needs in Redis is made before it, and goes with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from redis.exceptions import NoPermissionError
+
+from infersiege.errors import UsageError
+from infersiege.plan.schema import Plan
+from infersiege.redis_stream import Address, address_of, keys, shown
+from infersiege.redis_stream.address import connected, refusal
+from infersiege.redis_stream.groups import Group
+from infersiege.redis_stream.names import RUN_S, index_of, run_key, run_of
+
+log = logging.getLogger("infersiege.swarm.claims")
+
+END_S = 2.0
+"""Most that the end of a run waits for a Redis."""
+OLDEST = (6, 2)
+"""The first version that has XAUTOCLAIM."""
+
+
+@dataclass(slots=True)
+class GivenOut:
+    """What Redis says of one workload's sessions at the end of a run."""
+
+    taken: int = 0
+    """By workers, over all repeats."""
+
+
+@dataclass(slots=True)
+class ClaimKeeper:
+    """One run's groups, of all workloads whose traces lie in Redis; without any it does nothing."""
+
+    plan: Plan
+    run_id: str
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def begin(self) -> None:
+        """Make the groups, and take away those of runs that are gone. Raises UsageError."""
+        for address, places in self._servers():
+            with connected(address) as server:
+                check_version(server, address)
+                for place in places:
+                    name = self.plan.workloads[place].trace
+                    forget_dead_runs(server, name)
+                    key = run_key(name, self.run_id)
+                    server.hset(key, "begun", time.time_ns())
+                    server.expire(key, RUN_S)
+                    Group(name, self.run_id, place, 0, "").create(server)
+
+    def end(self) -> dict[int, GivenOut]:
+        """Take away all that the run has in Redis. By place of the workload, what had been given out; nothing of a
+        Redis that does not answer: what is there is forgotten RUN_S later, by the next run of the trace."""
+        found: dict[int, GivenOut] = {}
+        try:
+            servers = list(self._servers())
+        except UsageError as error:  # the password's file is gone by now
+            log.warning("what the run had in Redis was not taken away: %s", error)
+            return found
+        for address, places in servers:
+            try:
+                with address.client(END_S) as server:
+                    for place in places:
+                        found[place] = _taken_away(server, self.plan.workloads[place].trace, self.run_id, place)
+                    for place in places:
+                        server.delete(run_key(self.plan.workloads[place].trace, self.run_id))
+            except redis.RedisError as error:
+                log.warning("what the run had in Redis was not taken away: %s", refusal(error, address))
+        return found
+
+    def _servers(self) -> Iterator[tuple[Address, list[int]]]:
+        places: dict[str, list[int]] = {}
+        for place, workload in enumerate(self.plan.workloads):
+            if workload.source is not None:
+                places.setdefault(workload.source, []).append(place)
+        for source, some in places.items():
+            yield address_of(self.plan, source, self.environ), some
+
+
+def check_version(server: redis.Redis, address: Address) -> str:
+    """What it is: `Redis 7.0.15`, `Valkey 8.1.1`. Raises UsageError for one that is too old."""
+    try:
+        facts: Any = server.info("server")
+    except NoPermissionError:
+        return "Redis"
+    name, version = "Redis", str(facts.get("redis_version", ""))
+    if facts.get("server_name") == "valkey":
+        name, version = "Valkey", str(facts.get("valkey_version", version))
+    elif tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST:
+        raise UsageError(
+            f"{shown(address.url)}: is Redis {version}, which can't hand out sessions",
+            hint=f"{OLDEST[0]}.{OLDEST[1]} is the oldest that can",
+        )
+    return f"{name} {version}".strip()
+
+
+def forget_dead_runs(server: redis.Redis, name: str) -> int:
+    """Groups of runs that have shown no sign of life for RUN_S go. How many."""
+    stream, gone = keys(name)[1], 0
+    groups: Any = server.xinfo_groups(stream)
+    for group in groups:
+        title = group["name"].decode(errors="replace")
+        if title.count(":") == 2 and not server.exists(run_key(name, run_of(title))):
+            server.xgroup_destroy(stream, group["name"])
+            gone += 1
+    return gone
+
+
+def _taken_away(server: redis.Redis, name: str, run_id: str, place: int) -> GivenOut:
+    stream, found = keys(name)[1], GivenOut()
+    groups: Any = server.xinfo_groups(stream)
+    for group in groups:
+        if group["name"].decode(errors="replace").startswith(f"{run_id}:{place}:"):
+            found.taken += index_of(group["last-delivered-id"]) + 1 - group["pending"]
+            server.xgroup_destroy(stream, group["name"])
+    return found
