@@ -56,6 +56,7 @@ class Site:
         self.workers = [f"worker-{number + 1}" for number in range(workers)]
         self.hosts = Hosts(folder, [MASTER, SERVER, *self.workers])
         self._runs = 0
+        self._running: list[Process] = []
 
     def __enter__(self) -> Site:
         self.hosts.__enter__()
@@ -83,6 +84,10 @@ class Site:
 
     def start(self, text: str, *options: str, out: str | None = None) -> RemoteRun:
         """Start a run and all workers. `out`: its directory, below the master's disk."""
+        for left in self._running:  # of a run that broke
+            if left.entered.poll() is None:
+                left.signal(signal.SIGKILL)
+                left.wait(10)
         self._runs += 1
         master = self.hosts[MASTER]
         (master.disk / "plan.toml").write_text(text, encoding="utf-8")
@@ -91,7 +96,9 @@ class Site:
         command += ["--expect-workers", str(len(self.workers)), "--bind", f"{master.address('control')}:{PORT}"]
         seen = len(self.log_rows())
         process = master.start(*command, *options, environ=SECRET)
-        return RemoteRun(self, process, master.disk / directory, seen, {name: self.join(name) for name in self.workers})
+        joined = {name: self.join(name) for name in self.workers}
+        self._running = [process, *joined.values()]
+        return RemoteRun(self, process, master.disk / directory, seen, joined)
 
     def carry_spools(self) -> list[str]:
         """Copy what workers left in their spools to the master's disk, as somebody does with scp: names there."""

@@ -295,8 +295,8 @@ def test_its_programs_find_each_other_by_the_names_of_the_services(needs: Needs,
     workers = [f"pod-{index}" for index in range(count)]
     environ = {SECRET_VARIABLE: "of-this-test-only"}
     with Hosts(tmp_path / "hosts", ["master", "emulator", *workers]) as pods:
-        names = f"127.0.0.1 localhost\n{hosts['master'].address('control')} infersiege-master\n"
-        names += f"{hosts['emulator'].address('load')} emulator\n"
+        names = f"127.0.0.1 localhost\n{pods['master'].address('control')} infersiege-master\n"
+        names += f"{pods['emulator'].address('load')} emulator\n"
         for name in ("master", "emulator", *workers):
             pods[name].cover("/etc/hosts", names)
         text = (FOLDER / "plan.toml").read_text(encoding="utf-8")
