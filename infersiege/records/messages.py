@@ -114,7 +114,7 @@ class Go(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """Master -> worker, twice a second: turns may start until this long after its receipt.
+    """Master -> worker, twice a second: turns may start until this long after it was sent.
 
     A worker that does not know the epoch yet must not start any by it.
     """
@@ -123,6 +123,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     epoch: int = 0
     """The one in force."""
+    sent_ns: int | None = None
+    """Master's monotonic clock: a lease that lay in a queue while its worker was stopped, or cut off, is worth less.
+    None: counts from its receipt."""
+    until_index: tuple[int, ...] = ()
+    """Closed streams: tickets below this may be taken, so that nobody has to ask a silent worker how far it went; by
+    number of the stream. Missing: no limit."""
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +148,10 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpochAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Worker -> master: whether it has taken nothing from the boundary on, and takes nothing until it is in force."""
+    """Worker -> master: whether it has taken nothing from the boundary on, and takes nothing until it is in force.
+
+    Also unasked, with the number of the epoch in force, as `Lease.until_index` comes near.
+    """
 
     number: int
     accepted: bool
@@ -293,6 +302,8 @@ class OpenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A branch: the turn after whose end it comes; None: it starts with the session."""
     repeated: bool = False
     """The session was played before: its trace wraps."""
+    epoch: int = 0
+    """The one in force when the session was taken."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,8 +328,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The same."""
     stopped: str | None = None
     """Why it makes no more sessions, although there are more to play; None: it goes on, or all were played."""
+    clock_offset_ns: int | None = None
+    """Master's monotonic clock minus the worker's, as it is now; None: no exchange of the last minute tells."""
+    clock_uncertainty_ns: int | None = None
     finished: bool = False
     """Nothing more to start: the trace or the number of sessions is used up and all turns ended."""
+    epoch: int = -1
+    """The last one that it knows to be in force; -1: none."""
+    next_index: tuple[int, ...] = ()
+    """Above every ticket that it has taken, by number of the stream."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,6 +357,8 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
     duration_ns: int
     reason: Reason
+    epoch: int = 0
+    """The one in force. Who does not know it accounts for no more arrivals: they may be somebody else's by now."""
 
 
 class Bye(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,6 +97,8 @@ class TicketWalk:
         """Above every index that was taken."""
         self.next_offset_ns = 0
         """After every instant of which a ticket was taken."""
+        self.timeless = False
+        """Its tickets have no times: boundaries are indices. Known with the first one taken."""
 
     def use(self, table: Table) -> None:
         """This table is in force now."""
@@ -120,7 +122,8 @@ class TicketWalk:
         while self._ahead:
             if self._ahead.popleft() is ticket:
                 self.next_index = ticket.index + 1
-                self.next_offset_ns = self.next_offset_ns if ticket.offset_ns is None else ticket.offset_ns + 1
+                self.timeless = ticket.offset_ns is None
+                self.next_offset_ns = 0 if ticket.offset_ns is None else ticket.offset_ns + 1
                 return
         raise InternalError(f"{ticket} is not on the way")
 

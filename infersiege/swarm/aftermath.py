@@ -16,14 +16,12 @@ from infersiege.plan.streams import Span, Stream, duration_of, spans_of
 from infersiege.plan.values import format_duration
 from infersiege.records import Plays, TraceChanges, WorkerSummary
 from infersiege.rundir import PlanFile, RunDirectory, StageFacts, StreamFacts
+from infersiege.swarm.clock import clock_warnings, drift_ns
 from infersiege.swarm.ending import ALL_PLAYED, MasterResult
 from infersiege.swarm.losses import Loss
 from infersiege.swarm.source import SessionSource, changed_traces
 from infersiege.swarm.spool import remove_spool
 from infersiege.swarm.versions import boot_id
-
-CLOCK_DRIFT_NS = 50_000_000
-"""More drift between a worker's clock and the master's is worth a warning."""
 
 MOST_OF_THE_TIME = 0.95
 """A load that ended by itself after so much of its time was as long as it was asked to be."""
@@ -147,7 +145,7 @@ def final_facts(
             *(line for line, mode in over if mode != "open"),
             *_budget_ended(plan, result),
             *_dirty(stages),
-            *_drifts(result),
+            *clock_warnings(result.fleet.workers.values()),
             *_spools(result),
         ),
     )
@@ -261,19 +259,6 @@ def _dirty(stages: tuple[StageFacts, ...]) -> list[str]:
     ]
 
 
-def _drifts(result: MasterResult) -> list[str]:
-    drifts = []
-    for worker in result.fleet.workers.values():
-        if worker.bye is None:
-            continue
-        drift_ns = worker.bye.clock_offset_ns - worker.clock_offset_ns
-        if abs(drift_ns) > CLOCK_DRIFT_NS:
-            drifts.append(
-                f"the clock of {worker.name} drifted by {drift_ns / 1e6:.0f} ms against the master's during the run"
-            )
-    return drifts
-
-
 def _spools(result: MasterResult) -> list[str]:
     return [
         f"{worker.name} could not keep its records on its own disk ({worker.bye.spool_error})"
@@ -298,6 +283,7 @@ def worker_summaries(result: MasterResult) -> tuple[WorkerSummary, ...]:
             cpu_share_max=worker.bye.cpu_share_max if worker.bye else None,
             clock_offset_ns=worker.clock_offset_ns,
             clock_uncertainty_ns=worker.clock_uncertainty_ns,
+            clock_drift_ns=drift_ns(worker),
         )
         for worker in result.fleet.workers.values()
     )

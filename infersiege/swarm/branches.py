@@ -30,6 +30,8 @@ class PreparedSession:
     way: Way
     not_before_ns: int = 0
     """A late arrival is held until then (monotonic), so that what was missed does not come as a burst."""
+    cut_for: Reason | None = None
+    """Why it was ended before its time; None: it was not."""
 
     @property
     def opened(self) -> OpenSession:
@@ -40,6 +42,12 @@ class PreparedSession:
     def until_ns(self) -> int | None:
         """From then on no turn of it starts (monotonic); None: not before the run's end."""
         return self.lines[0].until_ns
+
+    def cut(self, now_ns: int, reason: Reason) -> None:
+        """None of its turns starts from now on."""
+        self.cut_for = self.cut_for or reason
+        for line in self.lines:
+            line.until_ns = now_ns
 
     def over(self, now_ns: int) -> bool:
         """Whether its time is over, although the run's may not be."""

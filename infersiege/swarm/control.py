@@ -11,8 +11,11 @@ from gevent.event import Event
 from infersiege.records import Reason
 from infersiege.swarm.alarm import AlarmClock
 
-ORPHANED_NS = 15_000_000_000
-"""Without a lease for so long the master is gone: the worker stops."""
+ORPHANED_NS = 12_500_000_000
+"""So long after its last lease a worker stops: the master is gone. Its open turns are cut and its records are safe
+before 15 s are over."""
+FAR_NS = 1 << 62
+"""An instant that does not come."""
 
 
 class RunControl:
@@ -32,7 +35,11 @@ class RunControl:
         """Called when no turn starts any more; must not yield."""
         self.drain_end_ns: int | None = None
         """Open turns are cancelled then."""
-        self._lease_end_ns = 0
+        self.lease_end_ns = 0
+        """Nothing starts from here on, as far as is known."""
+        self.changes = 0
+        """Counts what may concern those who wait: they look again."""
+        self._orphaned_ns = 0
         self._leased = Event()
         self._alarm = AlarmClock()
 
@@ -40,9 +47,23 @@ class RunControl:
         self.start_ns = start_ns
         self.go.set()
 
-    def renew(self, duration_ns: int) -> None:
-        self._lease_end_ns = time.monotonic_ns() + duration_ns
-        self._leased.set()
+    def renew(self, duration_ns: int, since_ns: int | None = None) -> None:
+        """A lease, which counts from `since_ns`; None: from now."""
+        now_ns = time.monotonic_ns()
+        # Clocks of two hosts are never quite the same: a lease from the future counts from now.
+        since_ns = now_ns if since_ns is None else min(since_ns, now_ns)
+        lapsed = not self.leased()
+        self.lease_end_ns = max(self.lease_end_ns, since_ns + duration_ns)
+        self._orphaned_ns = max(self._orphaned_ns, since_ns + max(duration_ns, ORPHANED_NS))
+        if self.leased():
+            self._leased.set()
+            if lapsed:
+                self.changed()
+
+    def changed(self) -> None:
+        """Who waits looks again at what it may do."""
+        self.changes += 1
+        self._alarm.wake_all()
 
     def close(self, reason: Reason, drain_ns: int) -> None:
         """No more turns. Called again, it can only shorten the drain."""
@@ -59,16 +80,19 @@ class RunControl:
             wake()
 
     def leased(self) -> bool:
-        return time.monotonic_ns() < self._lease_end_ns
+        return time.monotonic_ns() < self.lease_end_ns
 
     def orphaned(self) -> bool:
-        """The lease ended too long ago for the master to be alive."""
-        return self._lease_end_ns > 0 and time.monotonic_ns() > self._lease_end_ns + ORPHANED_NS
+        """The last lease is too long ago for the master to be alive."""
+        return self._orphaned_ns > 0 and time.monotonic_ns() > self._orphaned_ns
 
-    def wait_until(self, at_ns: int) -> bool:
-        """Sleep to an absolute instant. False: the run is closing, nothing may start."""
+    def wait_until(self, at_ns: int, changes: int | None = None) -> bool:
+        """Sleep to an absolute instant. False: the run is closing, nothing may start.
+
+        With `changes`, also until that is no longer the number of changes.
+        """
         while not self.closing.is_set():
-            if time.monotonic_ns() >= at_ns:
+            if time.monotonic_ns() >= at_ns or (changes is not None and changes != self.changes):
                 return True
             self._alarm.sleep_until(at_ns)
         return False

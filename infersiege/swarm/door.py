@@ -47,6 +47,10 @@ class Door:
         self._files = FileStore(terms.files, fleet.seen)
         self._runner: Any = None
         self.refusal: InfersiegeError | None = None
+        self.begun = False
+        """The load has begun: who does not fit is turned away, and the run goes on."""
+        self.over = False
+        """Nobody is let in any more."""
 
     def open(self, runner: Any) -> None:
         self._runner = runner
@@ -67,7 +71,8 @@ class Door:
                 messages.send(self._runner, refusal, node_id)
                 self._turned_away(hello.worker, away.message)
                 return
-            known = WorkerState(node_id, hello, len(self._fleet.workers), last_seen_ns=time.monotonic_ns())
+            place = self._fleet.free_place() or 0
+            known = WorkerState(node_id, hello, place, last_seen_ns=time.monotonic_ns())
             self._fleet.workers[node_id] = known
         terms = self._terms
         assignment = Assignment(
@@ -86,9 +91,13 @@ class Door:
         messages.send(self._runner, assignment, node_id)
 
     def _why_not(self, hello: Hello) -> _TurnedAway | None:
-        if self._fleet.by_name(hello.worker) is not None:
-            return _TurnedAway(f"a worker called {hello.worker} is here already", "give each its own --name")
-        if len(self._fleet.workers) >= self._fleet.expected:
+        if self.over:
+            return _TurnedAway("the run is over", "start its workers before it, or another run")
+        named = self._fleet.by_name(hello.worker)
+        if named is not None:
+            there = "is here already" if named.alive else "was here, and what is its own stays its own"
+            return _TurnedAway(f"a worker called {hello.worker} {there}", "give each its own --name")
+        if self._fleet.free_place() is None:
             return _TurnedAway(
                 f"the run has all of its {self._fleet.expected} workers", "ask for more of them with --expect-workers"
             )
@@ -108,20 +117,35 @@ class Door:
         if ready.plan_hash != terms.plan_hash or ready.trace_hashes != terms.trace_hashes:
             differing = [key for key, value in terms.trace_hashes.items() if ready.trace_hashes.get(key) != value]
             what = f"trace of {', '.join(differing)}" if differing else "plan"
-            self.refusal = RunInvalidError(
+            error = RunInvalidError(
                 f"{worker.name} on {worker.hello.host} has another {what} than the master",
                 hint="copy the same trace file to every host",
             )
+            self._turn_out(worker, error)
+            if self.begun:
+                refusal = Refusal(
+                    worker=worker.name, message=str(error), hint=error.hint, exit_code=ExitCode.INVALID_RUN
+                )
+                messages.send(self._runner, refusal, node_id)
             return
         worker.ready = ready
         worker.clock_offset_ns, worker.clock_uncertainty_ns = ready.clock_offset_ns, ready.clock_uncertainty_ns
 
     def _on_refusal(self, node_id: str, refusal: Refusal) -> None:
-        if node_id not in self._fleet.workers:
+        worker = self._fleet.workers.get(node_id)
+        if worker is None:
             return
         error = RunInvalidError(f"{refusal.worker}: {refusal.message}", hint=refusal.hint)
         error.exit_code = ExitCode(refusal.exit_code)
-        self.refusal = error
+        self._turn_out(worker, error)
+
+    def _turn_out(self, worker: WorkerState, error: RunInvalidError) -> None:
+        """A worker that was let in can't take part: before the load the run can't begin without it."""
+        if not self.begun:
+            self.refusal = error
+        elif not worker.admitted:
+            del self._fleet.workers[worker.node_id]
+            self._turned_away(worker.name, str(error))
 
     def _on_clock_ping(self, node_id: str, ping: ClockPing) -> None:
         self._fleet.seen(node_id)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from infersiege.records import BudgetUse, RateUse, Reason
+from infersiege.schedule.epochs import Table
 from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
 
@@ -61,4 +62,5 @@ class MasterResult:
     """Stages at whose start an engine was not idle."""
     fleet: Fleet
     intake: Intake
-    lost: list[WorkerState]
+    table: Table | None
+    """The epochs; None: the load never began."""

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import locust.runners
+from gevent.event import Event
 from locust.env import Environment
 from locust.event import Events
 from locust.user import User
@@ -24,6 +25,8 @@ class SiegeEnvironment(Environment):
 
     share: WorkerShare | None = None
     """Of a worker, as soon as it has one."""
+    prepared: Any
+    """Event: it has."""
 
     def __init__(self, user_classes: list[type[User]]) -> None:
         """The first of `user_classes` is the one that Locust places, once on each worker."""
@@ -35,3 +38,4 @@ class SiegeEnvironment(Environment):
         dispatcher: Any = OnePerWorker
         # stop_timeout 0: while Locust stops users a worker is deaf, so draining is not left to it.
         super().__init__(user_classes=user_classes, events=events(), dispatcher_class=dispatcher, stop_timeout=0)
+        self.prepared = Event()

@@ -14,7 +14,9 @@ from infersiege.records import Bye, Hello, Ready, Report
 from infersiege.swarm.secret import SECRET_VARIABLE
 
 SILENT_NS = 2_000_000_000
-"""A worker that says nothing for so long is dead (Locust's own heartbeat takes about twice that)."""
+"""A worker that says nothing for so long is lost (Locust's own heartbeat takes about twice that)."""
+SET_UP_NS = 60_000_000_000
+"""One that joins during the load is silent while it reads its traces."""
 
 
 @dataclass(slots=True)
@@ -24,11 +26,20 @@ class WorkerState:
     node_id: str
     hello: Hello
     place: int
+    """Of its seat."""
     last_seen_ns: int
     ready: Ready | None = None
     report: Report | None = None
     bye: Bye | None = None
+    admitted: bool = False
+    """It plays a part in the load, or did."""
     lost_at_ns: int | None = None
+    gone: bool = False
+    """Lost for good: its process has ended."""
+    away: list[tuple[int, int]] = field(default_factory=list)
+    """From when to when it was lost, and came back."""
+    sent_away: bool = False
+    """It came back, and somebody else had its seat."""
     clock_offset_ns: int = 0
     clock_uncertainty_ns: int = 0
 
@@ -43,7 +54,7 @@ class WorkerState:
 
 @dataclass(slots=True)
 class Fleet:
-    """All workers of a run, in the order in which they said hello; the place is the index."""
+    """All workers that a run ever had; each that is alive has a seat of its own, by its place."""
 
     expected: int
     workers: dict[str, WorkerState] = field(default_factory=dict)
@@ -80,7 +91,35 @@ class Fleet:
         return next((worker for worker in self.workers.values() if worker.name == name), None)
 
     def alive(self) -> list[WorkerState]:
-        return [worker for worker in self.workers.values() if worker.alive]
+        """Those who are not lost, in the order of their seats."""
+        return sorted((worker for worker in self.workers.values() if worker.alive), key=lambda worker: worker.place)
+
+    def members(self) -> list[WorkerState]:
+        """Those of them who play a part in the load."""
+        return [worker for worker in self.alive() if worker.admitted]
+
+    def ever_lost(self) -> list[WorkerState]:
+        """Those of whose share a part may have been nobody's: also who came back."""
+        return [worker for worker in self.workers.values() if worker.admitted and (worker.away or not worker.alive)]
+
+    def free_place(self) -> int | None:
+        """The first seat that nobody has; None: all are taken."""
+        taken = {worker.place for worker in self.alive()}
+        return next((place for place in range(self.expected) if place not in taken), None)
+
+    def has_seat(self, worker: WorkerState) -> bool:
+        """Whether nobody else has a worker's seat."""
+        return all(other is worker or other.place != worker.place for other in self.alive())
+
+    def heard_again(self) -> list[WorkerState]:
+        """Lost workers that have said something since, and are not known to be at their end."""
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.lost_at_ns is not None
+            and worker.last_seen_ns > worker.lost_at_ns
+            and not (worker.gone or worker.sent_away or worker.bye is not None)
+        ]
 
     def all_ready(self) -> bool:
         ready = [worker for worker in self.alive() if worker.ready is not None]
@@ -91,14 +130,15 @@ class Fleet:
         return [name for name, process in self.processes.items() if process.poll() is not None]
 
     def newly_dead(self, now_ns: int) -> list[WorkerState]:
-        """Workers found dead by silence or by their exit, marked as lost; each is returned once."""
+        """Workers that are lost by silence or by their exit, marked as such; each is returned once."""
         dead = []
         for worker in self.alive():
             if worker.bye is not None:
                 continue
             process = self.processes.get(worker.name)
-            gone = process is not None and process.poll() is not None
-            if gone or now_ns - worker.last_seen_ns > SILENT_NS:
+            worker.gone = process is not None and process.poll() is not None
+            patience_ns = SILENT_NS if worker.admitted else SET_UP_NS
+            if worker.gone or now_ns - worker.last_seen_ns > patience_ns:
                 worker.lost_at_ns = now_ns
                 dead.append(worker)
         return dead

@@ -70,6 +70,8 @@ class OpenSession:
     until_ns: int | None = None
     """From then on no turn of it starts (monotonic): its user's time or its stage is over; None: not before the run."""
     mark: SessionMark = field(default_factory=SessionMark)
+    epoch: int = 0
+    """The one in force when it was taken."""
 
     def __post_init__(self) -> None:
         self.next_turn = max(self.next_turn, self.first_turn)
@@ -98,6 +100,7 @@ class OpenSession:
             due_ns=self.due_ns,
             routed_by=self.routed_by,
             repeated=self.mark.repeated,
+            epoch=self.epoch,
         )
 
 
@@ -150,6 +153,7 @@ class Ledger:
     run_id: str
     worker: str
     epoch: int
+    """The one in force now: of the sessions that are taken from here on."""
     spool: RecordSink
     place_of: Callable[[int], Place]
     """Stage and phase of an epoch instant: a turn belongs to those in which it is due."""
@@ -172,7 +176,7 @@ class Ledger:
     def take(self, session: OpenSession, *branches: OpenSession) -> None:
         """From here on every turn of the session, which is its main line and these branches, will have a record."""
         for line in (session, *branches):
-            line.mark = session.mark
+            line.mark, line.epoch = session.mark, self.epoch
             self.open[line.key] = line
             self.planned_turns += line.turns
         self._count(session, Plays(taken=1))
@@ -239,7 +243,7 @@ class Ledger:
             session.open_turn(self.place_of(session.due_ns)),
             run_id=self.run_id,
             worker=self.worker,
-            epoch=self.epoch,
+            epoch=session.epoch,
             channel=session.channel,
             outcome=Outcome.CANCELLED if session.started else Outcome.SKIPPED,
             reason=reason,

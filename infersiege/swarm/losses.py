@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,13 +12,15 @@ import msgspec
 from infersiege.errors import InfersiegeError
 from infersiege.records import OpenTurn, Outcome, Plays, Reason, TraceChanges, TurnRecord
 from infersiege.schedule import Ticket
+from infersiege.schedule.epochs import Table
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import ChannelLabels, LineKey, Place, unsent_record, workload_key
-from infersiege.swarm.source import SessionSource
+from infersiege.swarm.source import ARRIVAL_LINES, SessionSource, is_arrival
 from infersiege.swarm.spool import leftover_segments, read_journal, remove_spool
 from infersiege.swarm.timeline import Timeline
 from infersiege.swarm.versions import boot_id
+from infersiege.traces.play.session_lines import SessionLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,12 @@ class LossAccount:
     def settle(self, worker: WorkerState, orphans: Iterable[OpenTurn]) -> Loss:
         """Bring home what lies in the worker's spool, then give every open turn its record.
 
+        Of one that came back only the arrivals are settled that nobody played while it was away.
         On the master's own host the spool tells exactly; otherwise the last report does (at most a second old).
         `orphans`: first turns of the lines of sessions that were this worker's to play; those it took are left out.
         """
+        if worker.alive:
+            return self._settle_absence(worker, orphans)
         spool = self._local_spool(worker)
         before = self._intake.rows_of.get(worker.name, 0)
         lines: dict[LineKey, OpenTurn] = {}
@@ -73,7 +79,7 @@ class LossAccount:
         rows = list(self._open_rows(worker, lines, started, closed))
         missing = (orphan for orphan in orphans if (orphan.session_id, orphan.first_turn) not in lines)
         began = {session_id for session_id, _ in closed} | {session_id for session_id, _ in lines}
-        rows += self._orphan_rows(worker, missing, closed, began)
+        rows += self._orphan_rows(worker, unplayed_arrivals(missing, began), closed, began)
         lost = sum(row.outcome is Outcome.LOST for row in rows)
         # What it said that it had planned stands against what is here: a record that never came is then missed, unless
         # the session is among the orphans.
@@ -90,6 +96,15 @@ class LossAccount:
             planned_turns=max(told, len(closed) + len(rows)),
             changes=dict(worker.bye.changes if worker.bye else worker.report.changes if worker.report else {}),
         )
+
+    def _settle_absence(self, worker: WorkerState, orphans: Iterable[OpenTurn]) -> Loss:
+        """Of one that came back: what it took has its records, what was due while it was away may have none."""
+        closed = self._intake.closed_turns(worker.name)
+        began = {session_id for session_id, _ in closed}
+        rows = list(self._orphan_rows(worker, unplayed_arrivals(orphans, began), closed, began))
+        self._intake.write(rows)
+        lost = sum(row.outcome is Outcome.LOST for row in rows)
+        return Loss(recovered_rows=0, lost=lost, skipped=len(rows) - lost, plays={}, planned_turns=len(rows))
 
     def _local_spool(self, worker: WorkerState) -> Path | None:
         path = Path(worker.hello.spool_dir)
@@ -128,7 +143,7 @@ class LossAccount:
             opened,
             run_id=self._run_id,
             worker=worker.name,
-            epoch=0,
+            epoch=opened.epoch,
             channel=self._channels[opened.channel],
             outcome=outcome,
             reason=Reason.WORKER_LOST,
@@ -152,28 +167,59 @@ def _numbers(line: OpenTurn) -> range:
     return range(line.first_turn, line.first_turn + line.turns)
 
 
-def orphans(share: SessionSource, timeline: Timeline, ended_ns: int, offset_ns: int) -> Iterator[OpenTurn]:
-    """First turns of all sessions that were a worker's to play until the load ended (monotonic).
+def orphans(
+    source: SessionSource, timeline: Timeline, table: Table, owner: str, ended_ns: int, offset_ns: int
+) -> Iterator[OpenTurn]:
+    """First turns of all sessions that were one worker's to play until the load ended (monotonic).
 
-    A closed loop without a number of sessions has none: its users take sessions as they are free. `offset_ns`: epoch
-    minus that clock.
+    `source`: of the whole run. A closed loop has some only if it is a known number of sessions: below the boundary at
+    which somebody else took over, and to the end where the plan says how many sessions are to be played. `offset_ns`:
+    epoch minus that clock.
     """
-    stop = share.plan.run.stop
-    for stream in share.streams:
-        if stream.load.mode == "closed" and (stop is None or stop.sessions is None):
+    stop = source.plan.run.stop
+    for stream in source.streams:
+        closed, to_the_end = stream.load.mode == "closed", stop is not None and stop.sessions is not None
+        if closed and not to_the_end and not source.is_finite(stream):
             continue
-        for ticket in share.tickets(stream.number):
+        for ticket in source.tickets(stream.number):
             due_ns = ended_ns if ticket.offset_ns is None else timeline.start_ns + ticket.offset_ns
-            if due_ns > ended_ns:
+            epoch = table.epoch_of(ticket)
+            if due_ns > ended_ns or (closed and not to_the_end and epoch is table.last):
                 break
-            yield from lines_of(ticket, share, timeline.place_of(due_ns), due_ns + offset_ns)
+            if table.owner(ticket) == owner:
+                place = timeline.place_of(due_ns)
+                yield from lines_of(ticket, source, place, due_ns + offset_ns, epoch=epoch.number)
 
 
-def lines_of(ticket: Ticket, share: SessionSource, place: Place, due_ns: int) -> Iterator[OpenTurn]:
-    """First turns of all lines of a ticket's session, which nobody has begun. `due_ns`: epoch."""
-    session_id, conversation = share.named_conversation(ticket, place.stage)
+def unplayed_arrivals(orphans: Iterable[OpenTurn], began: Iterable[str]) -> Iterator[OpenTurn]:
+    """Without the arrivals of traces in Redis for which this worker had a session.
+
+    Which one an arrival plays is known to its worker only: of those that were its own the first ones were played, as
+    many as it has begun sessions of that workload.
+    """
+    played = Counter(session_id.partition(":")[0] for session_id in began)
+    for orphan in orphans:
+        if is_arrival(orphan.session_id):
+            label = orphan.session_id.partition(":")[0]
+            if played[label]:
+                played[label] -= 1
+                continue
+        yield orphan
+
+
+def lines_of(ticket: Ticket, share: SessionSource, place: Place, due_ns: int, *, epoch: int = 0) -> Iterator[OpenTurn]:
+    """First turns of all lines of a ticket's session, which nobody has begun. `due_ns`: Unix epoch.
+
+    Of a trace in Redis: one turn, for the arrival. Its session is whichever comes next, and is played by another one.
+    """
+    lines: Sequence[SessionLine] = ARRIVAL_LINES
+    if share.hands_out(ticket):
+        session_id = share.arrival_id(ticket)
+    else:
+        session_id, conversation = share.named_conversation(ticket, place.stage)
+        lines = conversation.lines
     channel, routed_by = share.channel_of(ticket)
-    for line in conversation.lines:
+    for line in lines:
         yield OpenTurn(
             session_id=session_id,
             scenario=share.plan.workloads[ticket.workload].scenario,
@@ -187,6 +233,7 @@ def lines_of(ticket: Ticket, share: SessionSource, place: Place, due_ns: int) ->
             turn=line.first_turn,
             started=False,
             due_ns=due_ns,
+            epoch=epoch,
         )
 
 

@@ -22,7 +22,6 @@ from infersiege.records import (
     Drain,
     EventRow,
     Go,
-    Lease,
     Reason,
     Refusal,
     Report,
@@ -33,12 +32,14 @@ from infersiege.report.live import LiveView
 from infersiege.rundir import RunDirectory
 from infersiege.swarm import messages
 from infersiege.swarm.budget import Treasury, limits_of
+from infersiege.swarm.clock import ClockWatch
 from infersiege.swarm.door import Door, Terms
 from infersiege.swarm.ending import ALL_PLAYED, Ending, MasterOptions, MasterResult, why_stopped
 from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.figures import LiveFigures
 from infersiege.swarm.fleet import Fleet, WorkerState, last_line
 from infersiege.swarm.intake import Intake
+from infersiege.swarm.membership import Membership
 from infersiege.swarm.ratelimit import rates_of
 from infersiege.swarm.rpc import shown_address
 from infersiege.swarm.session_users import Director
@@ -50,8 +51,6 @@ from infersiege.telemetry.publisher import Publisher
 log = logging.getLogger("infersiege.swarm.master")
 
 TICK_S = 0.05
-LEASE_NS = 3_000_000_000
-LEASE_EVERY_NS = 500_000_000
 SHOW_EVERY_NS = 250_000_000
 """People look at figures so often at most."""
 LEAD_NS = 500_000_000
@@ -91,18 +90,17 @@ class Master:
         self.fleet = Fleet(expected=options.expected_workers)
         self.intake = Intake(run)
         self.figures = LiveFigures()
+        self._clocks = ClockWatch()
         self.treasury = Treasury(
             limits_of(plan), rates_of(plan), workers=options.expected_workers, sent_ns=options.sent_ns
         )
         self.timeline: Timeline | None = None
+        self.membership = Membership(self.fleet, plan, note=lambda kind, why, who: self.note(kind, why, worker=who))
         self._door = Door(self.fleet, terms, lambda worker, why: self.note("worker_refused", why, worker=worker))
         self._ending: Ending | None = None
         self._stages: StageWatch | None = None
         self._interrupts = 0
-        self._lease_at_ns = 0
         self._shown_ns = 0
-        self._lease_sequence = 0
-        self._lost: list[WorkerState] = []
         self._settled = False
         """No more records of workers are taken."""
         self._runner: Any = None
@@ -129,7 +127,7 @@ class Master:
                 worker.lost_at_ns = time.monotonic_ns()
                 self._lose(worker)
         self._settled = True
-        for worker in self._lost:
+        for worker in self.fleet.ever_lost():
             after_loss(worker)
         self.intake.retry()
         ending = self._ending
@@ -145,7 +143,7 @@ class Master:
             dirty_stages=frozenset(self._stages.dirty if self._stages is not None else ()),
             fleet=self.fleet,
             intake=self.intake,
-            lost=self._lost,
+            table=self.membership.table,
         )
 
     def interrupt(self) -> None:
@@ -157,7 +155,7 @@ class Master:
             self.view.say("interrupted: no more turns start, open ones get a moment; press Ctrl-C again to cut them")
         else:
             self._ending.drain_ns = time.monotonic_ns() - self._ending.at_ns
-            self._broadcast(Drain(duration_ns=0, reason=Reason.INTERRUPTED))
+            self._broadcast(Drain(duration_ns=0, reason=Reason.INTERRUPTED, epoch=self.membership.number))
 
     def _open(self) -> None:
         environment = SiegeEnvironment([Director])
@@ -170,6 +168,7 @@ class Master:
                 hint="name an address of this host and a free port; port 0 takes any free one",
             ) from None
         self._door.open(self._runner)
+        self.membership.open(self._runner)
         messages.on(self._runner, Report, self._on_report)
         messages.on(self._runner, Segment, self._on_segment)
         messages.on(self._runner, Bye, self._on_bye)
@@ -222,13 +221,11 @@ class Master:
             return
         now_ns = time.monotonic_ns()
         self.timeline = Timeline.of(self.plan, start_ns=now_ns + LEAD_NS)
-        alive = self.fleet.alive()
-        for worker in alive:
-            worker.last_seen_ns = now_ns
-            messages.send(self._runner, self.treasury.first(worker.name, now_ns), worker.node_id)
-        self._renew_lease(now_ns)
-        self._broadcast(Go(start_ns=self.timeline.start_ns))
-        gevent.spawn(self._runner.start, len(alive), 100)
+        self.membership.begin(self.timeline.start_ns, now_ns)
+        for worker in self.fleet.members():
+            self._let_go(worker, now_ns)
+        self._door.begun = True
+        gevent.spawn(self._runner.start, len(self.fleet.members()), 100)
         begun(self._epoch(self.timeline.start_ns))
         self._stages = StageWatch(self.plan, self.timeline, self._environ)
         first = self._stages.first
@@ -248,10 +245,14 @@ class Master:
             self._tick(now_ns)
 
     def _tick(self, now_ns: int) -> None:
-        if now_ns - self._lease_at_ns > LEASE_EVERY_NS and self._ending is None:
-            self._renew_lease(now_ns)
         for worker in self.fleet.newly_dead(now_ns):
             self._lose(worker)
+        for worker in self.membership.returning(now_ns):
+            self._take_back(worker)
+        for worker in self.fleet.alive() if self._ending is None else ():
+            if worker.ready is not None and not worker.admitted:
+                self._admit(worker, now_ns)
+        self.membership.tick(now_ns)
         if self.intake.disk_error is not None:
             self.intake.retry()
         if self._ending is None and self._stages is not None:
@@ -262,7 +263,7 @@ class Master:
         self._show(now_ns)
 
     def _check_end(self, now_ns: int) -> None:
-        alive, timeline = self.fleet.alive(), self.timeline
+        alive, timeline = self.fleet.members(), self.timeline
         if timeline is None:
             return
         if self.intake.disk_error is not None:
@@ -277,15 +278,17 @@ class Master:
             self._end("duration is over", Reason.RUN_END, self.plan.load.drain_ns)
         elif (stopped := why_stopped(alive)) is not None:
             self._end(stopped, Reason.RUN_END, self.plan.load.drain_ns)
-        elif all(worker.report is not None and worker.report.finished for worker in alive):
+        elif self.membership.settled and all(one.report is not None and one.report.finished for one in alive):
             self._end(ALL_PLAYED, Reason.RUN_END, self.plan.load.drain_ns)
 
     def _end(self, why: str, reason: Reason, drain_ns: int, *, load_ended_ns: int | None = None) -> None:
         self._ending = Ending(why, reason, time.monotonic_ns(), drain_ns, load_ended_ns)
+        self.membership.end()
+        self._door.over = True
         ended_ns = self._ending.at_ns if load_ended_ns is None else load_ended_ns
         stage = None if self.timeline is None else self.timeline.stage_at(ended_ns)
         self.note("load_ended", why, stage=stage, at_ns=load_ended_ns)
-        self._broadcast(Drain(duration_ns=drain_ns, reason=reason))
+        self._broadcast(Drain(duration_ns=drain_ns, reason=reason, epoch=self.membership.number))
 
     def _drain(self) -> None:
         """Until every live worker has said farewell, or its time is over."""
@@ -294,7 +297,7 @@ class Master:
             return
 
         def over() -> bool:
-            alive = self.fleet.alive()
+            alive = self.fleet.members()
             late = time.monotonic_ns() > ending.at_ns + ending.drain_ns + FAREWELL_NS
             return late or all(worker.bye is not None for worker in alive)
 
@@ -317,8 +320,12 @@ class Master:
         worker.report = report
         if not worker.alive:
             return
-        self.figures.add(report, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self.membership.reported(worker, report, now_ns)
+        self.figures.add(report, now_ns)
         self.publisher.report(report)
+        for event in self._clocks.told(worker, report):
+            self.note(event.kind, event.detail, worker=worker.name)
         health = report.health
         if health is not None:
             self._write(lambda: self.run.append_health(health))
@@ -354,7 +361,7 @@ class Master:
 
     # ------------------------------------------------------------------------------------------------- what goes out
 
-    def _broadcast(self, message: Drain | Go | Lease | Refusal) -> None:
+    def _broadcast(self, message: Drain | Refusal) -> None:
         for worker in self.fleet.alive():
             messages.send(self._runner, message, worker.node_id)
 
@@ -365,21 +372,49 @@ class Master:
                 if worker.name == name:
                     messages.send(self._runner, grant, worker.node_id)
 
-    def _renew_lease(self, now_ns: int) -> None:
-        self._lease_at_ns = now_ns
-        self._lease_sequence += 1
-        self._broadcast(Lease(duration_ns=LEASE_NS, sequence=self._lease_sequence))
-
     def _lose(self, worker: WorkerState) -> None:
-        self._lost.append(worker)
+        """Whoever was silent may live on, and come back."""
+        who = f"{worker.name} on {worker.hello.host} (pid {worker.hello.pid})"
+        if not worker.admitted:
+            del self.fleet.workers[worker.node_id]
+            self.note("worker_refused", f"{who} was to join, and was lost before it was ready", worker=worker.name)
+            return
         self.figures.drop(worker.name)
         self.treasury.lose(worker.name)
         self.publisher.lost(worker.name)
-        process = self.fleet.processes.get(worker.name)
-        if process is not None and process.poll() is None:
-            process.kill()  # It was silent: were it to come back, it would send load that nobody counts.
-        self.note("worker_lost", f"{worker.name} on {worker.hello.host} (pid {worker.hello.pid})", worker=worker.name)
+        silent = worker if not worker.gone and worker.bye is None else None
+        self.membership.changed(silent=silent, now_ns=worker.lost_at_ns or time.monotonic_ns())
+        self.note("worker_lost", who, worker=worker.name)
         self.view.say(f"worker lost: {worker.name} on {worker.hello.host}", style="bold red")
+
+    def _take_back(self, worker: WorkerState) -> None:
+        lost_ns, back_ns = worker.away[-1]
+        self.treasury.found(worker.name)
+        self.membership.changed()
+        who = f"{worker.name} on {worker.hello.host}, {(back_ns - lost_ns) / 1e9:.1f} s after it was lost"
+        self.note("worker_back", who, worker=worker.name)
+        self.view.say(f"worker is back: {who}")
+        ending = self._ending
+        if ending is not None:
+            left_ns = max(0, ending.at_ns + ending.drain_ns - back_ns)
+            drain = Drain(duration_ns=left_ns, reason=ending.reason, epoch=self.membership.number)
+            messages.send(self._runner, drain, worker.node_id)
+
+    def _admit(self, worker: WorkerState, now_ns: int) -> None:
+        """A worker that joins during the load has a lost one's seat from the next epoch on."""
+        self.membership.admit(worker, now_ns)
+        self._let_go(worker, now_ns)
+        self.membership.changed()
+        who = f"{worker.name} on {worker.hello.host} (pid {worker.hello.pid})"
+        self.note("worker_joined", who, worker=worker.name)
+        self.view.say(f"worker joined: {worker.name} on {worker.hello.host}")
+        # Locust placed no Director on it unless it came while its own state was "running".
+        gevent.spawn(self._runner.start, len(self.fleet.members()), 100)
+
+    def _let_go(self, worker: WorkerState, now_ns: int) -> None:
+        if self.timeline is not None:
+            messages.send(self._runner, self.treasury.first(worker.name, now_ns), worker.node_id)
+            messages.send(self._runner, Go(start_ns=self.timeline.start_ns), worker.node_id)
 
     def note(
         self, kind: str, detail: str, *, worker: str | None = None, stage: str | None = None, at_ns: int | None = None

@@ -301,10 +301,13 @@ class SessionPlayer:
 
     def _wait_until(self, at_ns: int, session: PreparedSession) -> bool:
         """Sleep to an instant. False: the load, or the session's part in it, is over before."""
-        until_ns = session.until_ns
-        if until_ns is None or at_ns < until_ns:
-            return self._control.wait_until(at_ns)
-        self._control.wait_until(until_ns)
+        control = self._control
+        while not session.over(time.monotonic_ns()):
+            until_ns, changes = session.until_ns, control.changes
+            if not control.wait_until(at_ns if until_ns is None else min(at_ns, until_ns), changes):
+                return False
+            if time.monotonic_ns() >= at_ns and changes == control.changes:
+                return until_ns is None or at_ns < until_ns
         return False
 
     def _due_at_the_latest(self, work: LineWork) -> None:
@@ -317,6 +320,8 @@ class SessionPlayer:
 
     def _why_over(self, session: PreparedSession) -> Reason:
         """Why no turn of a session starts any more: whichever came first."""
+        if session.cut_for is not None:
+            return session.cut_for
         until_ns, closed_ns = session.until_ns, self._control.closed_ns
         if session.over(time.monotonic_ns()) and (closed_ns is None or (until_ns or 0) <= closed_ns):
             return Reason.STAGE_END

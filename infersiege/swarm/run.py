@@ -308,9 +308,10 @@ class Campaign:
     def _settle(self, worker: WorkerState, master: Master, accounts: LossAccount) -> None:
         loss: Loss | InfersiegeError
         try:
-            timeline = master.timeline
-            share = self._source.of_fleet(self._options.expected_workers).of_place(worker.place)
-            unplayed = orphans(share, timeline, master.ended_ns, self._terms.offset_ns) if timeline is not None else ()
+            timeline, table = master.timeline, master.membership.table
+            assert timeline is not None and table is not None, "a worker is lost once the load has begun"
+            ended_ns, offset_ns = master.ended_ns, self._terms.offset_ns
+            unplayed = orphans(self._source, timeline, table, worker.name, ended_ns, offset_ns)
             loss = accounts.settle(worker, unplayed)
             self._lost.add(loss)
         except InfersiegeError as error:

@@ -36,6 +36,7 @@ class Director(User):
 
     @task
     def direct(self) -> None:
+        self.environment.prepared.wait()  # Who joins during the load gets its Director before it has read its traces.
         share = self.environment.share
         if share is not None:
             try:

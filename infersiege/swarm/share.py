@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
@@ -17,10 +18,21 @@ from infersiege.errors import InfersiegeError, InternalError, TraceError
 from infersiege.gate import request_limits
 from infersiege.metrics.windows import windows
 from infersiege.plan.schema import Plan
-from infersiege.records import Assignment, OpenTurn, Reason, TurnRecord, WindowRow
+from infersiege.records import (
+    Assignment,
+    EpochTable,
+    Lease,
+    OpenTurn,
+    Reason,
+    SlotsHeld,
+    TurnRecord,
+    UserSlots,
+    WindowRow,
+)
 from infersiege.schedule import Ticket
 from infersiege.swarm.branches import PreparedSession
 from infersiege.swarm.budget import limits_of
+from infersiege.swarm.claims import Claims
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import Ledger, opened_lines
 from infersiege.swarm.permits import WorkerClock
@@ -31,6 +43,7 @@ from infersiege.swarm.routes import ClientPool, Clients, Route, Routes
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.spool import Spool
 from infersiege.swarm.streams import PacedStream, Start
+from infersiege.swarm.tickets_in_play import TicketsInPlay
 from infersiege.swarm.timeline import Timeline
 from infersiege.swarm.turns import TurnPlayer
 from infersiege.wire.transport import Client, DecoderLoop, StampClock
@@ -59,10 +72,20 @@ class WorkerShare:
         """Raises what a trace, a key or an address raises."""
         self.plan = plan
         self.offset_ns = offset_ns
-        self.source = SessionSource(
-            plan, place=assignment.place, members=assignment.members, text_lengths=assignment.text_lengths
-        )
+        # All workers walk the same sequences; which tickets are whose the master's table says.
+        self.source = SessionSource(plan, place=0, members=1, text_lengths=assignment.text_lengths)
         self.control = control
+        tickets = {stream.number: self.source.tickets(stream.number) for stream in self.source.streams}
+        self.in_play = TicketsInPlay.of(name, tickets, lambda: gevent.sleep(0))
+        self.place = assignment.place, assignment.members
+        """(place, members) as last known: its part of what is shared out by number."""
+        self.asking: Any = Event()
+        """Set when the master is to be told now how far it is."""
+        self.letting_go: Any = Event()
+        """Set when a user that is somebody else's by now is gone."""
+        self.claims = Claims(
+            self.source, control, run_id=assignment.run_id, worker=name, failed=self.failed, environ=environ
+        )
         self.timeline = Timeline.of(plan, start_ns=0)
         self.ledger = Ledger(
             run_id=assignment.run_id,
@@ -84,10 +107,7 @@ class WorkerShare:
         self._clock = StampClock()
         self._decoder_loop = DecoderLoop(self._clock)
         self._pool = ClientPool(self._new_client)
-        self._streams = tuple(
-            PacedStream(self, stream, place=assignment.place, members=assignment.members)
-            for stream in self.source.streams
-        )
+        self._streams = tuple(PacedStream(self, stream) for stream in self.source.streams)
         self._directed = False
         self.fault: str | None = None
         """The first exception of ours outside a turn."""
@@ -106,7 +126,8 @@ class WorkerShare:
             log.error("worker", exc_info=error)
             self.fault = self.fault or f"{type(error).__name__}: {error}"[:300]
         for stream in self._streams:
-            stream.exhausted = True
+            stream.stopped = True
+        self.control.changed()
         self.stopped.set()
 
     @property
@@ -117,6 +138,47 @@ class WorkerShare:
     def begin(self) -> None:
         """The master said go: the time axis is fixed."""
         self.timeline = Timeline.of(self.plan, start_ns=self.control.start_ns)
+        self.claims.begin(self.timeline.start_ns, self.in_play.is_mine)
+
+    # --------------------------------------------------------------------------------------------------------- epochs
+
+    def enforce(self, table: EpochTable) -> None:
+        """The master puts a table in force."""
+        if not self.in_play.enforce(table):
+            return
+        self.ledger.epoch = self.in_play.number
+        self.place = self.in_play.place() or self.place
+        self.control.changed()
+
+    def give_slots(self, slots: UserSlots) -> None:
+        """The master says which users are this worker's."""
+        before = self.in_play.slots
+        if self.in_play.give_slots(slots):
+            for stream in self._streams:
+                stream.cut_others()
+            self.purse.wake()
+        if before != self.in_play.slots:
+            self.control.changed()
+        self.letting_go.set()
+
+    def slots_held(self) -> SlotsHeld:
+        """Users that are still there and belong to somebody else."""
+        held = {stream.number: stream.held for stream in self._streams if stream.held}
+        return SlotsHeld(epoch=self.in_play.slots_epoch, slots=held)
+
+    def let_go(self, *, again: bool) -> None:
+        """A user that was somebody else's is gone. `again`: meanwhile it is ours once more, and starts anew."""
+        self.letting_go.set()
+        if again:
+            self.control.changed()
+
+    def renew(self, lease: Lease, offset_ns: int) -> None:
+        """A lease, unless it is of an epoch that we don't know. `offset_ns`: master's monotonic clock minus ours."""
+        if lease.epoch > self.in_play.number:
+            return
+        if self.in_play.leased(lease.until_index):
+            self.control.changed()
+        self.control.renew(lease.duration_ns, None if lease.sent_ns is None else lease.sent_ns - offset_ns)
 
     # --------------------------------------------------------------------------------------------------------- pacing
 
@@ -164,8 +226,15 @@ class WorkerShare:
 
     # ------------------------------------------------------------------------------------------------------- sessions
 
-    def prepare(self, ticket: Ticket, due_ns: int, until_ns: int | None) -> PreparedSession:
-        """The session of a ticket, not yet in the ledger. From `until_ns` on none of its turns starts."""
+    def prepare(self, ticket: Ticket, due_ns: int, until_ns: int | None) -> PreparedSession | None:
+        """The session of a ticket, not yet in the ledger. From `until_ns` on none of its turns starts.
+
+        None: Redis, which hands out this trace's sessions, has none left, or gave none until the load was over.
+        """
+        claimed = self.claims.session_of(ticket, due_ns)
+        if claimed is None:
+            return None
+        ticket = claimed
         workload = self.plan.workloads[ticket.workload]
         session_id, conversation = self.source.named_conversation(ticket, self.timeline.place_of(due_ns).stage)
         way = self._routes.way(ticket, self.ledger.run_id, session_id)

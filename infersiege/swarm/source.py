@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, takewhile
@@ -14,13 +15,24 @@ from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.streams import Stream, spans_of, streams_of
 from infersiege.plan.values import format_duration
-from infersiege.records import Plays, Session, TextLengths, TraceAccount, TraceChanges
+from infersiege.records import Plays, Session, TextLengths, TraceAccount, TraceChanges, Turn
 from infersiege.redis_stream import trace_of
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
 from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.texts import synthesizers
 from infersiege.traces import Conversation, Trace, prompt_salt
+from infersiege.traces.play.session_lines import SessionLine
 from infersiege.traces.rewriting.change import redacted_text
+
+
+ARRIVAL_LINES = (SessionLine(first_turn=0, turns=(Turn(),)),)
+"""Of an arrival whose session is not known."""
+_ARRIVAL = re.compile(r"[^:]*:~arrival-\d+\.\d+")
+
+
+def is_arrival(session_id: str) -> bool:
+    """Whether it is an `arrival_id`."""
+    return _ARRIVAL.fullmatch(session_id) is not None
 
 
 class SessionSource:
@@ -101,6 +113,11 @@ class SessionSource:
         last_ns = last.offset_ns or 0
         return takewhile(lambda ticket: (ticket.offset_ns or 0) <= last_ns, asked)
 
+    def is_finite(self, stream: Stream) -> bool:
+        """Whether a closed loop comes to the end of its traces by itself."""
+        traces = [(self.plan.workloads[place], self.traces[place]) for place in stream.workloads]
+        return all(not workload.wrap and trace.sessions is not None for workload, trace in traces)
+
     def runs_out(self, stream: Stream) -> bool:
         """Whether an arrival that a stream asks for has no session, since a trace is over."""
         if stream.load.mode != "open":
@@ -152,6 +169,14 @@ class SessionSource:
         """(unique id in the run, index in the trace): an id of the trace, with its repeat where the trace wraps."""
         repeat, index = self._place_in_trace(ticket)
         return self._name(ticket, self.traces[ticket.workload].session(index), repeat), index
+
+    def hands_out(self, ticket: Ticket) -> bool:
+        """Whether its session is not known before it is due: the trace lies in Redis, which hands its sessions out."""
+        return self.plan.workloads[ticket.workload].source is not None
+
+    def arrival_id(self, ticket: Ticket) -> str:
+        """Stands for the session of an arrival that never had one; no session has such an id."""
+        return f"{self._labels[ticket.workload]}:~arrival-{ticket.stream}.{ticket.index}"
 
     def is_repeat(self, ticket: Ticket) -> bool:
         """Whether its session was played before: the trace wraps."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,8 +13,9 @@ from gevent.event import Event
 
 from infersiege.plan.streams import Stream
 from infersiege.records import ErrorClass, Reason, TurnRecord
-from infersiege.schedule import Pacer, Slot, user_slots, users_share
+from infersiege.schedule import Pacer, Slot, Ticket, user_slots, users_share
 from infersiege.swarm.branches import PreparedSession
+from infersiege.swarm.control import FAR_NS
 
 if TYPE_CHECKING:
     from infersiege.swarm.share import WorkerShare
@@ -49,22 +52,44 @@ def pause_after(last: TurnRecord | None) -> int:
     return max(REFUSED_PAUSE_NS, min(last.retry_after_ns or 0, LONGEST_PAUSE_NS))
 
 
+@dataclass(slots=True, eq=False)
+class _User:
+    """A user of a closed loop that is there, or about to be."""
+
+    number: int
+    gone: Any = field(default_factory=Event)
+    session: PreparedSession | None = None
+    """That it plays."""
+    leaving: bool = False
+    """It is not this worker's any more, and has noticed."""
+
+
 class PacedStream:
     """Starts the users of one stream, each on time. Instants are the worker's monotonic clock."""
 
-    def __init__(self, share: WorkerShare, stream: Stream, *, place: int, members: int) -> None:
+    def __init__(self, share: WorkerShare, stream: Stream) -> None:
         self._share = share
         self._stream = stream
+        self.number = stream.number
         self._control = share.control
-        self._place, self._members = place, members
-        self._tickets = share.source.tickets(stream.number)
-        self.exhausted = False
+        self._in_play = share.in_play
+        self._walk = share.in_play.walks[stream.number]
+        self._users: dict[int, _User] = {}
+        """The last one with each number that is not gone."""
+        self.stopped = False
         """No user starts any more, and those that are there take no more sessions."""
         self.playing = 0
         """Users that are there."""
 
+    @property
+    def exhausted(self) -> bool:
+        """Nothing more is this worker's to start, as things stand: another table, or other users, may change that."""
+        if self.stopped:
+            return True
+        return (self._stream.load.mode == "closed" and not self._mine) or self._walk.over
+
     def direct(self, start: Start) -> None:
-        """Start this stream's users. Returns when there is nobody left to start."""
+        """Start this stream's users. Returns when the load is over."""
         if self._stream.load.mode == "closed":
             self._direct_closed(start)
         else:
@@ -72,18 +97,47 @@ class PacedStream:
 
     # --------------------------------------------------------------------------------------------------------- closed
 
+    @property
+    def _mine(self) -> frozenset[int]:
+        """Numbers of the users that are this worker's."""
+        return self._in_play.slots.get(self._stream.number, frozenset())
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Users that are there and are not this worker's any more: they end with their sessions."""
+        return tuple(number for number in self._users if number not in self._mine)
+
+    def cut_others(self) -> None:
+        """End the sessions of users that are not this worker's any more: they are somebody else's by now."""
+        for number, user in self._users.items():
+            if number not in self._mine and user.session is not None:
+                user.session.cut(time.monotonic_ns(), Reason.WORKER_LOST)
+                self._share.turns.abort_session(user.session.opened.session_id, f"cut: {Reason.WORKER_LOST}")
+
     def _direct_closed(self, start: Start) -> None:
-        slots = user_slots(self._stream.users, self._place, self._members)
-        gone: dict[int, Any] = {}
-        """Of the last user with each number: set when the last turn is over."""
-        for slot in slots:
-            due_ns = self._share.timeline.start_ns + slot.start_ns
-            if not self._control.wait_until(due_ns):
-                return
-            before, gone[slot.number] = gone.get(slot.number), Event()
-            self.playing += 1
-            start(partial(self._take_place, before, gone[slot.number], due_ns, self._until(slot)))
-        self.exhausted = self.exhausted or not slots
+        origin_ns, ahead = self._share.timeline.start_ns, deque(user_slots(self._stream.users))
+        here: dict[int, Slot] = {}
+        changes = -1
+        while not self.stopped and not self._control.closing.is_set():
+            if changes != self._control.changes:
+                changes = self._control.changes
+                now_ns = time.monotonic_ns()
+                for number in sorted(self._mine - self._users.keys()):
+                    slot = here.get(number)
+                    if slot is not None and (slot.end_ns is None or origin_ns + slot.end_ns > now_ns):
+                        self._begin(start, slot, now_ns)
+            while ahead and origin_ns + ahead[0].start_ns <= time.monotonic_ns():
+                slot = ahead.popleft()
+                here[slot.number] = slot
+                if slot.number in self._mine:
+                    self._begin(start, slot, origin_ns + slot.start_ns)
+            self._control.wait_until(origin_ns + ahead[0].start_ns if ahead else FAR_NS, changes)
+
+    def _begin(self, start: Start, slot: Slot, due_ns: int) -> None:
+        before, user = self._users.get(slot.number), _User(slot.number)
+        self._users[slot.number] = user
+        self.playing += 1
+        start(partial(self._take_place, before, user, due_ns, self._until(slot)))
 
     def _until(self, slot: Slot) -> int | None:
         """When a user must be gone (monotonic); None: with the run, whose end the master tells."""
@@ -91,76 +145,120 @@ class PacedStream:
         end_ns = None if slot.end_ns is None else timeline.start_ns + slot.end_ns
         return None if end_ns is None or end_ns == timeline.load_end_ns else end_ns
 
-    def _take_place(self, before: Any, gone: Any, due_ns: int, until_ns: int | None) -> None:
+    def _take_place(self, before: _User | None, user: _User, due_ns: int, until_ns: int | None) -> None:
         """A user's life, which does not begin before that of the one with the same number is over: a turn that is still
         open from an earlier stage is load as well, and both would be more than was asked for."""
         try:
-            if before is not None and not before.is_set():
-                before.wait()
+            if before is not None and not before.gone.is_set():
+                before.gone.wait()
                 due_ns = max(due_ns, time.monotonic_ns())
-            self._play_closed(due_ns, until_ns)
+            self._play_closed(user, due_ns, until_ns)
         finally:
             self.playing -= 1
-            gone.set()
+            user.gone.set()
+            if self._users.get(user.number) is user:
+                del self._users[user.number]
+            if user.leaving:
+                self._share.let_go(again=user.number in self._mine)
 
-    def _play_closed(self, due_ns: int, until_ns: int | None) -> None:
+    def _play_closed(self, user: _User, due_ns: int, until_ns: int | None) -> None:
         """A user's life: session after session, each due as soon as the one before is over."""
         share = self._share
         clients = share.own_clients()
         try:
-            while not self._control.closing.is_set() and (until_ns is None or due_ns < until_ns):
-                ticket = next(self._tickets, None)
-                if ticket is None:
-                    self.exhausted = True
+            while (until_ns is None or due_ns < until_ns) and (ticket := self._next(user, until_ns)) is not None:
+                prepared = user.session = share.prepare(ticket, due_ns, until_ns)
+                if prepared is None:
                     return
-                prepared = share.prepare(ticket, due_ns, until_ns)
                 share.ledger.take(*prepared.lines)
                 last = share.play_session(prepared, clients, due_ns)
+                user.session = None
                 again_ns = time.monotonic_ns() + pause_after(last)
                 self._control.wait_until(again_ns if until_ns is None else min(again_ns, until_ns))
                 due_ns = time.monotonic_ns()
         finally:
             clients.close()
 
+    def _next(self, user: _User, until_ns: int | None) -> Ticket | None:
+        """The next session of this worker, taken; waits while none may be. None: this user is to go."""
+        control = self._control
+        while not self.stopped and not control.closing.is_set() and user.number in self._mine:
+            changes, ticket = control.changes, self._walk.peek()
+            if ticket is None and self._walk.over:
+                return None
+            if ticket is not None and control.leased() and self._in_play.may_take(ticket):
+                self._walk.take(ticket)
+                if self._in_play.asks(ticket):
+                    self._share.asking.set()
+                return ticket
+            control.wait_until(FAR_NS if until_ns is None else until_ns, changes)
+            if until_ns is not None and time.monotonic_ns() >= until_ns:
+                return None
+        user.leaving = user.number not in self._mine
+        return None
+
     # ----------------------------------------------------------------------------------------------------------- open
 
     def _direct_open(self, start: Start) -> None:
-        share, load = self._share, self._stream.load
-        pacer = Pacer(load.late)
-        cap = None if load.max_in_flight is None else users_share(load.max_in_flight, self._place, self._members)
+        share, pacer = self._share, Pacer(self._stream.load.late)
         until_ns: int | None = None
-        for ticket in self._tickets:
+        while (ticket := self._next_due()) is not None:
             due_ns = share.timeline.start_ns + (ticket.offset_ns or 0)
-            if not self._control.wait_until(due_ns - EARLY_NS) and due_ns > time.monotonic_ns():
-                return  # It is not due any more; those that were have their records, by the branch below.
             before_ns, until_ns = until_ns, share.timeline.ends_at(due_ns)
             if before_ns != until_ns:
                 pacer.begin_anew()  # There was a pause: what is late from before it is not sent any more.
             prepared = share.prepare(ticket, due_ns, until_ns)
+            if prepared is None:
+                continue
             share.ledger.take(*prepared.lines)
             if self._control.closing.is_set():
                 self._skip(prepared, self._control.reason)
                 continue
             send_ns = pacer.send_at(due_ns, time.monotonic_ns())
-            reason = Reason.LATE_DROPPED if send_ns is None else self._hold(prepared, send_ns, cap)
+            reason = Reason.LATE_DROPPED if send_ns is None else self._hold(prepared, send_ns)
             if reason is not None:
                 self._skip(prepared, reason)
                 continue
             prepared.not_before_ns = send_ns or 0
             self.playing += 1
             start(partial(self._play_open, prepared, due_ns))
-        self.exhausted = True
+
+    def _next_due(self) -> Ticket | None:
+        """This worker's next arrival, taken as soon as it is time to set it up. None: the load is over."""
+        control = self._control
+        while not self.stopped:
+            changes, ticket = control.changes, self._walk.peek()
+            closing, now_ns = control.closing.is_set(), time.monotonic_ns()
+            due_ns = FAR_NS if ticket is None else self._share.timeline.start_ns + (ticket.offset_ns or 0)
+            if closing:
+                # What is due by now has its record; without a lease the arrival may be somebody else's by now.
+                if ticket is None or due_ns > min(now_ns, control.lease_end_ns) or not self._in_play.may_take(ticket):
+                    return None
+            elif ticket is None or now_ns < due_ns - EARLY_NS:
+                control.wait_until(due_ns - EARLY_NS, changes)
+                continue
+            elif not control.leased() or not self._in_play.may_take(ticket):
+                control.wait_until(FAR_NS, changes)
+                continue
+            self._walk.take(ticket)
+            return ticket
+        return None
+
+    def _cap(self) -> int | None:
+        """Most sessions of this worker at a time: its part of the stream's, among those who are there."""
+        most = self._stream.load.max_in_flight
+        return None if most is None else users_share(most, *self._share.place)
 
     def _skip(self, prepared: PreparedSession, reason: Reason) -> None:
         for line in prepared.lines:
             self._share.ledger.skip_rest(line, reason)
 
-    def _hold(self, prepared: PreparedSession, send_ns: int, cap: int | None) -> Reason | None:
+    def _hold(self, prepared: PreparedSession, send_ns: int) -> Reason | None:
         """Wait until an arrival may be set up: its time has come and the cap leaves room. Else why it can't."""
         until_ns = prepared.until_ns
         if not self._control.wait_until(send_ns - EARLY_NS if until_ns is None else min(send_ns - EARLY_NS, until_ns)):
             return self._control.reason
-        while cap is not None and self.playing >= cap:
+        while (cap := self._cap()) is not None and self.playing >= cap:
             if self._stream.load.late == "drop":
                 return Reason.MAX_IN_FLIGHT
             if prepared.over(time.monotonic_ns()):

@@ -50,8 +50,8 @@ class TurnPlayer:
         self.ledger = ledger
         self.offset_ns = offset_ns
         self.in_flight: dict[Exchange, Answer] = {}
-        self._until: dict[Exchange, int] = {}
-        """When the time of what is in flight ends (monotonic), where that is before the run does."""
+        self._of: dict[Exchange, OpenSession] = {}
+        """Whose it is what is in flight."""
         self._closed_chunks = 0
 
     @property
@@ -79,8 +79,7 @@ class TurnPlayer:
         answer = Answer(route.dialect.decoder(), epoch_offset_ns=self.offset_ns)
         exchange = client.start(request, answer, route.deadlines)
         self.in_flight[exchange] = answer
-        if session.until_ns is not None:
-            self._until[exchange] = session.until_ns
+        self._of[exchange] = session
         route.watch.begin(answer, time.monotonic_ns())
         killed: BaseException | None = None
         try:
@@ -89,7 +88,7 @@ class TurnPlayer:
             exchange.abort("the session was stopped")
             killed = error
         del self.in_flight[exchange]
-        self._until.pop(exchange, None)
+        del self._of[exchange]
         route.watch.end(answer)
         self._closed_chunks += answer.chunks
         result = exchange.result()
@@ -105,8 +104,14 @@ class TurnPlayer:
 
     def abort_over(self, now_ns: int, detail: str) -> None:
         """Cancel turns of sessions whose time is over."""
-        for exchange, until_ns in list(self._until.items()):
-            if until_ns <= now_ns:
+        for exchange, session in list(self._of.items()):
+            if session.until_ns is not None and session.until_ns <= now_ns:
+                exchange.abort(detail)
+
+    def abort_session(self, session_id: str, detail: str) -> None:
+        """Cancel what is in flight of one session."""
+        for exchange, session in list(self._of.items()):
+            if session.session_id == session_id:
                 exchange.abort(detail)
 
     def _record(
@@ -170,7 +175,7 @@ class TurnPlayer:
         return {
             "run_id": self.ledger.run_id,
             "worker": self.ledger.worker,
-            "epoch": self.ledger.epoch,
+            "epoch": session.epoch,
             "session_id": session.session_id,
             "turn": turn.index,
             "parent_turn": turn.parent,

@@ -24,24 +24,23 @@ from infersiege.records import (
     Ack,
     Assignment,
     Bye,
-    ClockPing,
     Drain,
     Go,
     Grant,
     Hello,
-    Lease,
     Ready,
     Reason,
     Refusal,
     Report,
 )
 from infersiege.swarm import messages
-from infersiege.swarm.clock import ClockEstimate
+from infersiege.swarm.clock import ClockExchange
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.health import HealthMonitor, freeze_garbage, raise_descriptor_limit
 from infersiege.swarm.joining import joined, watch_master
 from infersiege.swarm.luggage import Luggage, as_planned, must_be_the_masters, with_places
+from infersiege.swarm.orders import Orders
 from infersiege.swarm.session_users import Director, SessionUser
 from infersiege.swarm.share import WorkerShare
 from infersiege.swarm.spool import Spool, SpoolInfo, spool_path
@@ -54,8 +53,6 @@ REPORT_S = 1.0
 RESEND_NS = 2_000_000_000
 ACK_PATIENCE_NS = 2_500_000_000
 """How long the last segments may wait for their acknowledgement; what is left stays in the spool."""
-CLOCK_PINGS = 10
-PING_PATIENCE_S = 0.1
 ABORT_GRACE_S = 0.5
 
 
@@ -66,8 +63,6 @@ class Worker:
         self.name = name
         self._host, self._port, self._wait_s = host, port, wait_s
         self._control = RunControl()
-        self._clock = ClockEstimate()
-        self._clock_offset_ns = self._clock_uncertainty_ns = 0
         self._assigned = Event()
         self._draining = Event()
         self._finished = Event()
@@ -113,7 +108,8 @@ class Worker:
             self._refuse(InternalError(f"{type(error).__name__}: {error}"))
         if self._failure is not None:
             return _told(self._failure)
-        self._finished.wait(3.0)
+        if self._control.reason is not Reason.NO_LEASE:
+            self._finished.wait(3.0)
         return ExitCode.PASS
 
     def _connect(self) -> None:
@@ -124,9 +120,9 @@ class Worker:
         watch_master(self._runner, self._on_master_gone)
         messages.on(self._runner, Assignment, self._on_assignment)
         messages.on(self._runner, Refusal, self._on_refusal)
-        messages.on(self._runner, ClockPing, self._on_clock_ping)
+        self._clock = ClockExchange(self._runner, self.name)
+        self._orders = Orders(self._runner, self._control)
         messages.on(self._runner, Go, self._on_go)
-        messages.on(self._runner, Lease, lambda _, lease: self._control.renew(lease.duration_ns))
         messages.on(self._runner, Ack, self._on_ack)
         messages.on(self._runner, Grant, self._on_grant)
         messages.on(self._runner, Drain, self._on_drain)
@@ -167,10 +163,10 @@ class Worker:
                 f"{spool_directory.parent}: no place for the records that are on their way: {error.strerror}",
                 hint="the environment variable INFERSIEGE_SPOOL, or else TMPDIR, names a directory that can be written",
             ) from None
-        self._measure_clock(assignment)
-        offset_ns = assignment.offset_ns + self._clock_offset_ns
+        self._clock.measure(assignment)
+        offset_ns = assignment.offset_ns + self._clock.offset_ns
         plan = plan_from_json(assignment.plan)
-        offset, doubt = self._clock_offset_ns, self._clock_uncertainty_ns
+        offset, doubt = self._clock.offset_ns, self._clock.uncertainty_ns
         info = SpoolInfo.of(assignment, plan, self.name, clock_offset_ns=offset, clock_uncertainty_ns=doubt)
         self._spool.describe(info, assignment.plan)
         with self._luggage.opened(assignment.files) as places:
@@ -179,6 +175,8 @@ class Worker:
         trace_hashes = {as_planned(key, places): digest for key, digest in share.source.trace_hashes().items()}
         must_be_the_masters(trace_hashes, assignment.trace_hashes, platform.node())
         self.share = self._environment.share = share
+        self._orders.follow(share, self._clock.offset_ns)
+        self._environment.prepared.set()
         freeze_garbage()
         messages.send(
             self._runner,
@@ -186,33 +184,10 @@ class Worker:
                 worker=self.name,
                 plan_hash=plan_hash(plan),
                 trace_hashes=trace_hashes,
-                clock_offset_ns=self._clock_offset_ns,
-                clock_uncertainty_ns=self._clock_uncertainty_ns,
+                clock_offset_ns=self._clock.offset_ns,
+                clock_uncertainty_ns=self._clock.uncertainty_ns,
             ),
         )
-
-    def _measure_clock(self, assignment: Assignment) -> None:
-        """On the master's own host the clocks are one; elsewhere a few exchanges give offset and doubt."""
-        if assignment.boot_id == boot_id():
-            return
-        self._ping_clock()
-        if not self._clock.answers:
-            raise InternalError(f"{self.name}: the master answers no clock messages")
-        self._clock_offset_ns, self._clock_uncertainty_ns = self._clock.offset_ns, self._clock.uncertainty_ns
-
-    def _measure_clock_again(self) -> None:
-        """At the end, for the drift; instants keep the offset of the start."""
-        assignment, self._clock = self._assignment, ClockEstimate()
-        if assignment is not None and assignment.boot_id != boot_id():
-            self._ping_clock()
-
-    def _ping_clock(self) -> None:
-        for _ in range(CLOCK_PINGS):
-            seen = self._clock.answers
-            messages.send(self._runner, ClockPing(worker=self.name, sent_ns=time.monotonic_ns()))
-            deadline = time.monotonic() + PING_PATIENCE_S
-            while self._clock.answers == seen and time.monotonic() < deadline:
-                gevent.sleep(0.001)
 
     # ------------------------------------------------------------------------------------------------- what comes in
 
@@ -224,14 +199,12 @@ class Worker:
         if self._failure is None:  # else we refused first, and this is the master's answer to that
             self._failure = InfersiegeError(refusal.message, hint=refusal.hint)
             self._failure.exit_code = ExitCode(refusal.exit_code)
+        self._control.close(Reason.WORKER_LOST, 0)  # of one that was away, and whose part has somebody else by now
         self._assigned.set()
         self._draining.set()
 
-    def _on_clock_ping(self, _: str, ping: ClockPing) -> None:
-        self._clock.add(ping, time.monotonic_ns())
-
     def _on_go(self, _: str, go: Go) -> None:
-        self._control.begin(go.start_ns - self._clock_offset_ns)
+        self._control.begin(go.start_ns - self._clock.offset_ns)
         if self._spool is not None and self._assignment is not None:
             self._spool.began(go.start_ns + self._assignment.offset_ns)
         if self.share is not None:
@@ -247,7 +220,7 @@ class Worker:
             self.share.purse.grant(grant)
 
     def _on_drain(self, _: str, drain: Drain) -> None:
-        self._control.close(drain.reason, drain.duration_ns)
+        self._orders.drain(drain)
         self._draining.set()
 
     def _on_master_gone(self, error: InfersiegeError) -> None:
@@ -274,7 +247,7 @@ class Worker:
 
     def _beat(self) -> None:
         """A sign of life, and new records; also ends a worker whose master is gone."""
-        messages.send(self._runner, ClockPing(worker=self.name, sent_ns=time.monotonic_ns()))
+        self._clock.ping()
         self._ship()
         if self._control.orphaned() and not self._draining.is_set():
             self._exit_reason = "the master is gone"
@@ -286,6 +259,7 @@ class Worker:
         if share is None:
             return
         self._report_sequence += 1
+        clock = self._clock.reading()
         report = Report(
             worker=self.name,
             sequence=self._report_sequence,
@@ -302,9 +276,14 @@ class Worker:
             plays=share.ledger.plays,
             stopped=share.why_stopped,
             finished=share.finished(),
+            clock_offset_ns=None if clock is None else clock.offset_ns,
+            clock_uncertainty_ns=None if clock is None else clock.uncertainty_ns,
+            epoch=share.in_play.number,
+            next_index=share.in_play.next_index,
         )
         messages.send(self._runner, report)
         self._tell_spending(share)
+        self._orders.tell_held()
 
     def _ask_for_grants(self) -> None:
         if self.share is not None:
@@ -348,11 +327,12 @@ class Worker:
         if not users.join(timeout=ABORT_GRACE_S):
             users.kill(timeout=ABORT_GRACE_S)
         share.ledger.skip_all(self._control.reason)
-        deadline_ns = time.monotonic_ns() + ACK_PATIENCE_NS
+        orphaned = self._control.reason is Reason.NO_LEASE
+        deadline_ns = time.monotonic_ns() + (0 if orphaned else ACK_PATIENCE_NS)
         while not spool.empty() and time.monotonic_ns() < deadline_ns and not self._finished.is_set():
             self._ship()
             gevent.sleep(0.05)
-        self._measure_clock_again()
+        clock_offset_ns = 0 if orphaned else self._clock.measured_again()
         self._report()
         bye = Bye(
             worker=self.name,
@@ -365,11 +345,10 @@ class Worker:
             spool_error=spool.disk_error,
             fault=share.fault,
             stopped=share.trouble,
-            clock_offset_ns=self._clock.offset_ns if self._clock.answers else 0,
+            clock_offset_ns=clock_offset_ns,
             changes=share.ledger.changes,
         )
         messages.send(self._runner, bye)
-        orphaned = self._control.reason is Reason.NO_LEASE
         left = spool.leave(bye, time.monotonic_ns() + share.offset_ns, orphaned=orphaned)
         if left is not None:
             print(left, file=sys.stderr)
