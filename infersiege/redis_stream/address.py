@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,8 +33,8 @@ class Address:
     url: str = field(repr=False)
     password: str | None = field(default=None, repr=False)
     """Beside the URL; None: the one in it, if there is one."""
-    ca: str | None = None
-    """PEM file of the authorities that may have signed its certificate (rediss://); None: the system's."""
+    ca_pem: str | None = field(default=None, repr=False)
+    """Certificates of the authorities that may have signed its own (rediss://); None: the system's."""
     advice: str = "is Redis running there? --redis names it"
     """What to try when nobody answers."""
     password_advice: str = "redis://user:password@host:port/0"
@@ -41,7 +42,7 @@ class Address:
 
     def client(self, timeout_s: float = TIMEOUT_S) -> redis.Redis:
         """One connection, made when it is first used; nothing is tried twice. Raises ValueError, TypeError."""
-        more = {} if self.ca is None else {"ssl_ca_certs": self.ca}
+        more = {} if self.ca_pem is None else {"ssl_ca_data": self.ca_pem}
         return redis.Redis.from_url(
             self.url,
             password=self.password,
@@ -58,18 +59,29 @@ def address_of(plan: Plan, source: str, environ: Mapping[str, str]) -> Address:
     return Address(
         source,
         password=redis_password(plan.redis, environ),
-        ca=plan.redis.ca if source.startswith("rediss:") else None,
+        ca_pem=pem_of(plan.redis.ca) if plan.redis.ca is not None and source.startswith("rediss:") else None,
         advice="is Redis running there? `source` of the workload names it",
         password_advice="password_env or password_file of [redis] names where it is; the user stands in `source`",
     )
+
+
+def pem_of(path: str) -> str:
+    """Certificates, read now: the file may be gone when a connection has to be made again. Raises UsageError."""
+    try:
+        text = Path(path).expanduser().read_text(encoding="ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as error:  # ssl's errors are OSErrors
+        reason = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "it holds no certificate"
+        raise UsageError(
+            f"{path}: can't be read: {reason}", hint="it must be a PEM file with the authority's certificate"
+        ) from None
+    return text
 
 
 @contextmanager
 def connected(address: Address) -> Iterator[redis.Redis]:
     """A client of the server there. What it raises becomes a UsageError of one line, without password or session."""
     check_database(address.url)
-    if address.ca is not None and not Path(address.ca).is_file():
-        raise UsageError(f"{address.ca}: no such file", hint="ca of [redis] names it")
     try:
         client = address.client()
         with told(address):

@@ -255,6 +255,7 @@ def with_places(plan: Plan, places: Mapping[str, str]) -> Plan:
             name: msgspec.structs.replace(channel, ca=places.get(channel.ca or "", channel.ca))
             for name, channel in plan.channels.items()
         },
+        redis=msgspec.structs.replace(plan.redis, ca=places.get(plan.redis.ca or "", plan.redis.ca)),
     )
 
 

@@ -28,7 +28,8 @@ from infersiege.report.live import LiveView
 from infersiege.report.rebuild import Rebuilt, judged, read
 from infersiege.report.tables import print_summary
 from infersiege.rundir import ChannelFacts, PlanFile, RunDirectory
-from infersiege.swarm.aftermath import LostShare, final_facts, rescued, stage_facts
+from infersiege.swarm.aftermath import LostShare, all_plays, final_facts, rescued, stage_facts
+from infersiege.swarm.claims import ClaimKeeper
 from infersiege.swarm.door import Terms
 from infersiege.swarm.dry import ahead, check_rate_limits
 from infersiege.swarm.ending import MasterOptions, MasterResult
@@ -235,6 +236,7 @@ class Campaign:
             text_lengths=texts.lengths,
             written_prompts=texts.written,
         )
+        self._claims = ClaimKeeper(plan, self._file.run_id, environ)
         # One constant per run: instants are the master's monotonic clock plus this, whatever happens to the wall clock.
         self._terms = Terms(
             run_id=self._file.run_id,
@@ -271,7 +273,7 @@ class Campaign:
             self._publisher.close(0.0)
 
     def _offer_load(self) -> MasterResult:
-        with LiveView(self._console, emulated=self._board.emulated) as view:
+        with self._claims, LiveView(self._console, emulated=self._board.emulated) as view:
             self._publisher.say = view.say
             master = Master(
                 self._plan,
@@ -328,7 +330,11 @@ class Campaign:
         """Facts, summary and report; where the run's own disk takes no more, in a directory elsewhere."""
         run, invalid = self._run, []
         end = self._hand_over()
-        self._file = msgspec.structs.replace(self._file, warnings=(*self._file.warnings, *end.stop_agents()))
+        died = any(not worker.alive for worker in result.fleet.workers.values())
+        claimed = self._claims.remarks(run.read_turns(), all_plays(result, self._lost), died=died)
+        invalid.extend(claimed.invalid)
+        warnings = (*self._file.warnings, *end.stop_agents(), *claimed.warnings)
+        self._file = msgspec.structs.replace(self._file, warnings=warnings)
         disk_error = result.intake.disk_error
         if disk_error is not None:
             invalid.append(f"{disk_error}; the load was stopped then")

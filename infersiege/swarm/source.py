@@ -24,8 +24,7 @@ from infersiege.traces import Conversation, Trace, prompt_salt
 from infersiege.traces.play.session_lines import SessionLine
 from infersiege.traces.rewriting.change import redacted_text
 
-
-ARRIVAL_LINES = (SessionLine(first_turn=0, turns=(Turn(),)),)
+ARRIVAL_LINES = (SessionLine(first_turn=0, turns=(Turn(messages=()),)),)
 """Of an arrival whose session is not known."""
 _ARRIVAL = re.compile(r"[^:]*:~arrival-\d+\.\d+")
 

@@ -42,18 +42,19 @@ PARTS_AT_ONCE = 16
 """For each request: a worker that is 100 ms away gets 10 MB/s."""
 _BLOCK_BYTES = 64 << 10
 """Packed without a stop: a millisecond."""
-_REDIS = ("redis://", "rediss://")
 
 
 def needed_paths(plan: Plan, traces: Sequence[Trace]) -> tuple[NeededPath, ...]:
     """What workers need of the master's files: each path once. Raises UsageError for one that can't be read."""
     whats: dict[str, tuple[str, str | None]] = {}
     for workload, trace in zip(plan.workloads, traces, strict=True):
-        if not workload.trace.startswith((BUILTIN, *_REDIS)):
+        if workload.source is None and not workload.trace.startswith(BUILTIN):
             whats.setdefault(workload.trace, (f"trace of {workload.scenario}", trace.sha256))
     for name, channel in plan.channels.items():
         if channel.ca is not None:
             whats.setdefault(channel.ca, (f"ca of channel {name}", None))
+    if plan.redis.ca is not None:
+        whats.setdefault(plan.redis.ca, ("ca of Redis", None))
     return tuple(_needed(path, what, sha256) for path, (what, sha256) in whats.items())
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from redis.exceptions import NoPermissionError
 
 from infersiege.errors import UsageError
 from infersiege.plan.schema import Plan
+from infersiege.records import Plays, TurnRecord
 from infersiege.redis_stream import Address, address_of, keys, shown
 from infersiege.redis_stream.address import connected, refusal
 from infersiege.redis_stream.groups import Group
 from infersiege.redis_stream.names import RUN_S, index_of, run_key, run_of
+from infersiege.swarm.ledger import workload_key
 
 log = logging.getLogger("infersiege.swarm.claims")
 
@@ -27,12 +29,12 @@ OLDEST = (6, 2)
 """The first version that has XAUTOCLAIM."""
 
 
-@dataclass(slots=True)
-class GivenOut:
-    """What Redis says of one workload's sessions at the end of a run."""
+class Remarks(NamedTuple):
+    """What became of sessions that Redis gave out."""
 
-    taken: int = 0
-    """By workers, over all repeats."""
+    invalid: list[str]
+    """Why the run's figures can't be trusted."""
+    warnings: list[str]
 
 
 @dataclass(slots=True)
@@ -42,6 +44,15 @@ class ClaimKeeper:
     plan: Plan
     run_id: str
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    taken: dict[int, int] = field(default_factory=dict)
+    """Sessions that workers took, over all repeats, by place of the workload: known at the end, where Redis answers."""
+
+    def __enter__(self) -> ClaimKeeper:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def begin(self) -> None:
         """Make the groups, and take away those of runs that are gone. Raises UsageError."""
@@ -56,25 +67,47 @@ class ClaimKeeper:
                     server.expire(key, RUN_S)
                     Group(name, self.run_id, place, 0, "").create(server)
 
-    def end(self) -> dict[int, GivenOut]:
-        """Take away all that the run has in Redis. By place of the workload, what had been given out; nothing of a
-        Redis that does not answer: what is there is forgotten RUN_S later, by the next run of the trace."""
-        found: dict[int, GivenOut] = {}
+    def end(self) -> None:
+        """Take away all that the run has in Redis. Where it does not answer, that is forgotten by the next run of the
+        trace, once RUN_S have passed."""
         try:
             servers = list(self._servers())
         except UsageError as error:  # the password's file is gone by now
             log.warning("what the run had in Redis was not taken away: %s", error)
-            return found
+            return
         for address, places in servers:
             try:
                 with address.client(END_S) as server:
                     for place in places:
-                        found[place] = _taken_away(server, self.plan.workloads[place].trace, self.run_id, place)
+                        self.taken[place] = _taken_away(server, self.plan.workloads[place].trace, self.run_id, place)
                     for place in places:
                         server.delete(run_key(self.plan.workloads[place].trace, self.run_id))
             except redis.RedisError as error:
                 log.warning("what the run had in Redis was not taken away: %s", refusal(error, address))
-        return found
+
+    def remarks(self, turns: Iterable[TurnRecord], plays: Mapping[str, Plays], *, died: bool) -> Remarks:
+        """Hold what Redis says against the records. `plays`: of all workers, by `workload_key`; `died`: one did."""
+        if all(workload.source is None for workload in self.plan.workloads):
+            return Remarks([], [])
+        scenarios = {workload.scenario for workload in self.plan.workloads if workload.source is not None}
+        twice = played_twice(turn for turn in turns if turn.scenario in scenarios)
+        invalid = []
+        if twice:
+            invalid.append(
+                f"{len(twice):,} sessions were played twice (first: {twice[0]}): Redis had lost that it had given them "
+                "out; `appendfsync always` keeps it from that (docs/redis.md)"
+            )
+        warnings = []
+        for place, taken in self.taken.items() if died else ():
+            workload = self.plan.workloads[place]
+            key = workload_key(workload.scenario, workload.channel or next(iter(self.plan.channels)))
+            missing = taken - plays.get(key, Plays()).taken
+            if missing > 0:
+                warnings.append(
+                    f"{workload.scenario}: {missing:,} sessions were taken from Redis by a worker that died before it "
+                    "could begin them: they were not played"
+                )
+        return Remarks(invalid, warnings)
 
     def _servers(self) -> Iterator[tuple[Address, list[int]]]:
         places: dict[str, list[int]] = {}
@@ -114,11 +147,22 @@ def forget_dead_runs(server: redis.Redis, name: str) -> int:
     return gone
 
 
-def _taken_away(server: redis.Redis, name: str, run_id: str, place: int) -> GivenOut:
-    stream, found = keys(name)[1], GivenOut()
+def played_twice(turns: Iterable[TurnRecord]) -> list[str]:
+    """Sessions of which more than one worker has records, in the order in which they were found."""
+    player: dict[str, str] = {}
+    twice: dict[str, None] = {}
+    for turn in turns:
+        if player.setdefault(turn.session_id, turn.worker) != turn.worker:
+            twice[turn.session_id] = None
+    return list(twice)
+
+
+def _taken_away(server: redis.Redis, name: str, run_id: str, place: int) -> int:
+    """The groups of one workload go. How many of their sessions were taken."""
+    stream, taken = keys(name)[1], 0
     groups: Any = server.xinfo_groups(stream)
     for group in groups:
         if group["name"].decode(errors="replace").startswith(f"{run_id}:{place}:"):
-            found.taken += index_of(group["last-delivered-id"]) + 1 - group["pending"]
+            taken += index_of(group["last-delivered-id"]) + 1 - group["pending"]
             server.xgroup_destroy(stream, group["name"])
-    return found
+    return taken
