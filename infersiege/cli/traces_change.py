@@ -207,11 +207,24 @@ def scale(
 @click.command(epilog="Example: infersiege traces load trace.jsonl --redis redis://127.0.0.1:6379/0 --name azure")
 @click.argument("file")
 @takes_trace
-@click.option("--redis", "url", required=True, metavar="URL", help="redis://[user:password@]host[:port][/db]")
+@click.option(
+    "--redis", "url", required=True, metavar="URL", help="redis://[user[:password]@]host[:port][/db]; rediss:// is TLS"
+)
+@click.option("--password-env", metavar="NAME", help="Environment variable that holds the password.")
+@click.option("--ca", metavar="FILE", help="PEM file of authorities to trust instead of the system's (rediss://).")
 @click.option("--name", help="Name of the trace there; default: the file's.")
 @click.option("--sessions", type=click.IntRange(1), help=f"Of an endless workload; default {_ENDLESS:,}.")
 @click.option("--replace", is_flag=True, help="Write over a trace of that name.")
-def load(file: str, asked: Asked, url: str, name: str | None, sessions: int | None, replace: bool) -> None:
+def load(
+    file: str,
+    asked: Asked,
+    url: str,
+    password_env: str | None,
+    ca: str | None,
+    name: str | None,
+    sessions: int | None,
+    replace: bool,
+) -> None:
     """Put FILE's sessions into Redis, as a stream with one entry a session.
 
     The trace appears there at the end, whole. Whatever fails before leaves what was there before.
@@ -226,9 +239,15 @@ def load(file: str, asked: Asked, url: str, name: str | None, sessions: int | No
             f"--name {title[:_LONGEST_NAME]!r}: can't be a trace's name in Redis",
             hint=f"--name gives one: up to {_LONGEST_NAME} letters, on one line",
         )
+    if ca is not None and not url.startswith("rediss:"):
+        raise UsageError("--ca: means nothing without TLS", hint="write --redis rediss://…")
+    password = None if password_env is None else os.environ.get(password_env)
+    if password_env is not None and not password:
+        raise UsageError("--password-env: there is no such variable, or it is empty", hint="export it first")
+    address = redis_stream.Address(url, password=password, ca_pem=None if ca is None else redis_stream.pem_of(ca))
     trace = asked.open(file)
     loaded = redis_stream.load(
-        url, title, every_session(trace, sessions or _ENDLESS), _named(header_of(trace, ())), replace=replace
+        address, title, every_session(trace, sessions or _ENDLESS), _named(header_of(trace, ())), replace=replace
     )
     click.echo(f"{loaded.key}: {loaded.sessions:,} sessions, {loaded.turns:,} turns, {loaded.bytes / 1e6:.1f} MB")
 

@@ -7,9 +7,20 @@ infersiege:NAME:sessions    stream; entry `N-0` is session N - 1: `index` and `s
 infersiege:NAME:run:RUN     hash of a run that plays it: there while the run lives, and RUN_S longer
 """
 
-from infersiege.redis_stream.address import Address, address_of, shown
+from infersiege.redis_stream.address import Address, address_of, pem_of, shown
 from infersiege.redis_stream.loading import BATCH_BYTES, Loaded, load
 from infersiege.redis_stream.names import keys
 from infersiege.redis_stream.trace import RedisTrace, trace_of
 
-__all__ = ["BATCH_BYTES", "Address", "Loaded", "RedisTrace", "address_of", "keys", "load", "shown", "trace_of"]
+__all__ = [
+    "BATCH_BYTES",
+    "Address",
+    "Loaded",
+    "RedisTrace",
+    "address_of",
+    "keys",
+    "load",
+    "pem_of",
+    "shown",
+    "trace_of",
+]
