@@ -58,7 +58,7 @@ def recover(context: click.Context, paths: tuple[Path, ...], out: Path | None, k
 def _recover(paths: Sequence[Path], out: Path | None, *, keep: bool, partial: bool) -> tuple[Recovered, Path]:
     from infersiege.rundir import RunDirectory
     from infersiege.swarm.leftovers import found_here, named
-    from infersiege.swarm.recovery import begin
+    from infersiege.swarm.recovered_facts import begin
     from infersiege.swarm.recovery import recover as bring_home
 
     leftovers: list[Leftover]

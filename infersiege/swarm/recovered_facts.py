@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -12,8 +13,8 @@ from infersiege.doctor import unexamined
 from infersiege.errors import InfersiegeError, UsageError
 from infersiege.plan.load import plan_from_json
 from infersiege.plan.schema import Plan
-from infersiege.records import Plays, TraceChanges, TurnRecord, WorkerSummary
-from infersiege.rundir import PlanFile, StageFacts
+from infersiege.records import Outcome, Plays, TraceChanges, TurnRecord, WorkerSummary
+from infersiege.rundir import EVENTS, PLAN, TURNS, PlanFile, RunDirectory, StageFacts
 from infersiege.swarm.aftermath import stage_facts
 from infersiege.swarm.budget import limits_of
 from infersiege.swarm.ledger import workload_key
@@ -48,6 +49,8 @@ class Tally:
         self.last_of: dict[str, int] = {}
         """Last instant (epoch) at which a worker did anything."""
         self.last_sent_ns: int | None = None
+        self.made: Counter[Outcome] = Counter()
+        """The others: `lost` and `skipped` of a recovery."""
         self.sent_sessions: dict[tuple[str, str, str], dict[str, bool]] = {}
         """(worker, scenario, channel that the workload names) -> session -> whether any turn was sent."""
 
@@ -56,6 +59,7 @@ class Tally:
         self.sessions.add(row.session_id)
         self.rows_of[row.worker] += 1
         if row.error_detail is not None and row.error_detail.startswith(BY_RECOVERY):
+            self.made[row.outcome] += 1
             return
         self.own_rows_of[row.worker] += 1
         place = (row.worker, row.scenario, row.routed_by or row.channel)
@@ -237,3 +241,22 @@ def plan_of_spools(leftovers: Sequence[Leftover]) -> PlanFile:
         workers_asked=max(one.info.members for one in leftovers),
         invalid=(FROM_SPOOLS,),
     )
+
+
+def begin(out: Path, leftovers: Sequence[Leftover]) -> RunDirectory:
+    """A run directory for spools whose own one is lost; the same again when that was begun before.
+
+    Raises UsageError when spools are missing, of several runs or without a plan, or when the directory is in the way.
+    """
+    if not leftovers:
+        raise UsageError("--out needs the spools of the run", hint="infersiege recover --out DIR SPOOL...")
+    file = plan_of_spools(leftovers)
+    there = {path.name: path.stat().st_size for path in out.iterdir()} if out.is_dir() else {}
+    if PLAN in there and RunDirectory.open(out).read_plan().run_id == file.run_id:
+        return RunDirectory.open(out)
+    if there and set(there) <= {TURNS, EVENTS} and not any(there.values()):
+        run = RunDirectory(out)  # begun, and killed before it had a plan
+    else:
+        run = RunDirectory.create(out, name=file.name, now_ns=file.created_ns)
+    run.write_plan(file)
+    return run

@@ -8,8 +8,7 @@ a recovery has begun; it goes last.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,12 +18,12 @@ from infersiege.errors import InfersiegeError, UsageError
 from infersiege.plan.schema import Plan
 from infersiege.records import EventRow, OpenTurn, Outcome, Reason
 from infersiege.report.rebuild import Rebuilt, judged, read, write
-from infersiege.rundir import EVENTS, PLAN, TURNS, PlanFile, RunDirectory
+from infersiege.rundir import PlanFile, RunDirectory
 from infersiege.swarm.ledger import ChannelLabels, LineKey, unsent_record
 from infersiege.swarm.leftovers import Journal, Leftover, read_journal, read_rows
-from infersiege.swarm.losses import lines_of
-from infersiege.swarm.recovered_facts import BY_RECOVERY, Found, Tally, completed, open_source, plan_of_spools
-from infersiege.swarm.source import SessionSource
+from infersiege.swarm.losses import lines_of, unplayed_arrivals
+from infersiege.swarm.recovered_facts import BY_RECOVERY, Found, Tally, completed, open_source
+from infersiege.swarm.source import SessionSource, is_arrival
 from infersiege.swarm.spool import remove_spool
 from infersiege.swarm.timeline import Timeline
 
@@ -49,29 +48,11 @@ class Recovered:
     spools: int
     rebuilt: Rebuilt
     rows: int = 0
-    """Records that were brought home."""
+    """Records that this call brought home."""
     lost: int = 0
+    """Turns of which only that they were sent is known, in all."""
     skipped: int = 0
     remarks: list[str] = field(default_factory=list)
-
-
-def begin(out: Path, leftovers: Sequence[Leftover]) -> RunDirectory:
-    """A run directory for spools whose own one is lost; the same again when that was begun before.
-
-    Raises UsageError when spools are missing, of several runs or without a plan, or when the directory is in the way.
-    """
-    if not leftovers:
-        raise UsageError("--out needs the spools of the run", hint="infersiege recover --out DIR SPOOL...")
-    file = plan_of_spools(leftovers)
-    there = {path.name: path.stat().st_size for path in out.iterdir()} if out.is_dir() else {}
-    if PLAN in there and RunDirectory.open(out).read_plan().run_id == file.run_id:
-        return RunDirectory.open(out)
-    if there and set(there) <= {TURNS, EVENTS} and not any(there.values()):
-        run = RunDirectory(out)  # begun, and killed before it had a plan
-    else:
-        run = RunDirectory.create(out, name=file.name, now_ns=file.created_ns)
-    run.write_plan(file)
-    return run
 
 
 def recover(
@@ -219,7 +200,6 @@ class _Work:
         self._journals: list[Journal] = []
         self._unreadable = 0
         self._brought = 0
-        self._made: Counter[Outcome] = Counter()
 
     def settle(self) -> Recovered:
         run, tally = self._run, self._tally
@@ -241,8 +221,8 @@ class _Work:
             spools=len(self._leftovers),
             rebuilt=rebuilt,
             rows=self._brought,
-            lost=self._made[Outcome.LOST],
-            skipped=self._made[Outcome.SKIPPED],
+            lost=self._tally.made[Outcome.LOST],
+            skipped=self._tally.made[Outcome.SKIPPED],
             remarks=remarks,
         )
 
@@ -287,9 +267,27 @@ class _Work:
 
     def _unplayed(self, source: SessionSource, started_ns: int, ended_ns: int) -> Iterator[bytes]:
         """Arrivals with a time that was over before the last worker stopped, and that none of them took."""
-        timeline = Timeline.of(self._plan, start_ns=started_ns)
         known = self._tally.sessions | {name for journal in self._journals for name, _ in journal.lines}
-        seats = {one.info.place: one for one in self._leftovers}
+        # Which session an arrival of a trace in Redis had is not known: as many as were begun were played.
+        begun = {name for name in known if not is_arrival(name)}
+        seats: dict[str, tuple[str, Reason]] = {}
+        arrivals = self._arrivals(source, started_ns, ended_ns, begun, seats)
+        for opened in unplayed_arrivals(arrivals, begun):
+            worker, reason = seats[opened.session_id]
+            for turn in range(opened.first_turn, opened.first_turn + opened.turns):
+                yield from self._made_row(opened, worker, turn, Outcome.SKIPPED, reason)
+
+    def _arrivals(
+        self,
+        source: SessionSource,
+        started_ns: int,
+        ended_ns: int,
+        begun: Container[str],
+        seats: dict[str, tuple[str, Reason]],
+    ) -> Iterator[OpenTurn]:
+        """Lines of sessions that nobody began; `seats` gets whose they were, had all workers lived, and what to say."""
+        timeline = Timeline.of(self._plan, start_ns=started_ns)
+        by_place = {one.info.place: one for one in self._leftovers}
         members = max(one.info.members for one in self._leftovers)
         for stream in source.streams:
             if stream.load.mode == "closed":
@@ -298,14 +296,13 @@ class _Work:
                 due_ns = started_ns + (ticket.offset_ns or 0)
                 if due_ns > ended_ns:
                     break
-                if source.session_id(ticket)[0] in known:
+                if not source.hands_out(ticket) and source.session_id(ticket)[0] in begun:
                     continue
-                seat = seats.get(ticket.index % members)
+                seat = by_place.get(ticket.index % members)
                 worker = seat.info.worker if seat is not None else f"seat-{ticket.index % members + 1}"
-                reason = Reason.WORKER_LOST if seat is None else _reason_of(seat)
                 for opened in lines_of(ticket, source, timeline.place_of(due_ns), due_ns):
-                    for turn in range(opened.first_turn, opened.first_turn + opened.turns):
-                        yield from self._made_row(opened, worker, turn, Outcome.SKIPPED, reason)
+                    seats[opened.session_id] = worker, Reason.WORKER_LOST if seat is None else _reason_of(seat)
+                    yield opened
 
     def _made_row(self, opened: OpenTurn, worker: str, turn: int, outcome: Outcome, reason: Reason) -> Iterator[bytes]:
         if (opened.session_id, turn) in self._tally.keys:
@@ -314,7 +311,7 @@ class _Work:
             opened,
             run_id=self._file.run_id,
             worker=worker,
-            epoch=0,
+            epoch=opened.epoch,
             channel=self._labels(opened.channel),
             outcome=outcome,
             reason=reason,
@@ -322,7 +319,6 @@ class _Work:
             detail=NOT_HOME if outcome is Outcome.LOST else NOT_PLAYED,
         )
         self._tally.add(row)
-        self._made[outcome] += 1
         yield msgspec.json.encode(row) + b"\n"
 
     def _labels(self, channel: str) -> ChannelLabels:
@@ -368,15 +364,16 @@ class _Work:
         return remarks
 
     def _tell(self, ended_ns: int) -> None:
+        made = self._tally.made
         detail = (
-            f"the master was gone: {self._brought} records recovered from {len(self._leftovers)} spools, "
-            f"{self._made[Outcome.LOST]} turns lost on their way, {self._made[Outcome.SKIPPED]} that nobody will play"
+            f"the master was gone: the records of {len(self._leftovers)} spools were recovered, "
+            f"{made[Outcome.LOST]} turns lost on their way, {made[Outcome.SKIPPED]} that nobody will play"
         )
         self.note("recovered", detail, ended_ns)
 
     def note(self, kind: str, detail: str, at_ns: int) -> None:
         """A row of events.jsonl, unless a recovery that was cut has written it."""
-        if all(event.kind != kind for event in self._run.read_events()):
+        if not self._run.has_events() or all(event.kind != kind for event in self._run.read_events()):
             self._run.append_event(EventRow(at_ns=at_ns, kind=kind, detail=detail))
 
 
