@@ -8,14 +8,14 @@ from infersiege.records import RateUse
 
 
 def held_back(collector: Collector, one: Delivered) -> str | None:
-    """Which rate limits kept turns of a load waiting; None: none did."""
+    """Which rate limits kept turns of a load waiting, as the end of a sentence; None: none did."""
     stage, load = one.window.stage, one.load
     channels = {channel for (who, channel, of, _) in collector.cells if of == stage and load.plays(who)}
     uses = [use for use in collector.facts.rate_limits if use.channel in channels and use.held]
     if not uses:
         return None
     limits = " and ".join(f"the rate limit of {use.channel} ({limit_of(use)})" for use in uses)
-    return f"{limits} held turns back; lower the rate, or raise the limit if the account allows more"
+    return f": {limits} held turns back; lower the rate, or raise the limit if the account allows more"
 
 
 def limit_of(use: RateUse) -> str:

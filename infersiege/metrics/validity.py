@@ -136,10 +136,9 @@ def _undelivered(collector: Collector, one: Delivered) -> str | None:
             )
         if one.share is None or one.share >= DELIVERED_FLOOR:
             return None
-        return (
-            f"load not delivered in {where}: {one.got:.1f} of {one.asked:.0f} users{who} were alive on average; give "
-            "the ramp more warm-up, the trace more sessions (wrap = true), or add workers"
-        )
+        usual = "; give the ramp more warm-up, the trace more sessions (wrap = true), or add workers"
+        why = held_back(collector, one) or usual
+        return f"load not delivered in {where}: {one.got:.1f} of {one.asked:.0f} users{who} were alive on average{why}"
     if one.due is not None and one.due < DELIVERED_FLOOR * one.asked and _ran_out(collector, one):
         return (
             f"load not delivered in {where}: {one.due} arrivals{who} were due where the rate makes {one.asked:.0f}: "
@@ -153,8 +152,7 @@ def _undelivered(collector: Collector, one: Delivered) -> str | None:
         )
     if one.share is None or one.share >= DELIVERED_FLOOR:
         return None
-    held = held_back(collector, one)
-    why = f": {held}" if held else "; add workers, lower the rate, or raise max_in_flight"
+    why = held_back(collector, one) or "; add workers, lower the rate, or raise max_in_flight"
     return (
         f"load not delivered in {where}: {one.got:.0f} of {one.asked:.0f} arrivals{who} were begun in time "
         f"({one.share:.1%}){why}"

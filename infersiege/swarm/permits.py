@@ -187,6 +187,8 @@ class Turnstile:
                 tokens=tokens if self.rate.tokens is not None else 0,
             )
         )
+        if self.rate.tokens is not None and self._waiting:
+            self._asking.set()  # It may have asked for more than came of it: others can go.
 
     def tell(self) -> RateAsk | None:
         """For the master; None: nothing new."""
