@@ -112,7 +112,7 @@ class Figures:
     cpu_share: float
     peak_mb: float
     client: str
-    """The run's own verdict on its client."""
+    """The run's own verdict on its client, and why."""
 
 
 def worker_of(pid: int) -> int | None:
@@ -194,7 +194,7 @@ def figures(case: Case, rundir: RunDirectory, seen: Worker, rig: Rig) -> Figures
         ttft_error_p99_ms=float(np.percentile(errors_ms, 99)) if errors_ms else 0.0,
         cpu_share=seen.share(begin_ns / 1e9, end_ns / 1e9),
         peak_mb=seen.peak_bytes / 1e6,
-        client=str(summary.client),
+        client="; ".join([str(summary.client), *(text for one in summary.clients for text in one.reasons)]),
     )
 
 
@@ -240,11 +240,12 @@ def main() -> int:
             with Rig(folder, core=max(os.sched_getaffinity(0)), maxtok=1 << 24, maxrec=1 << 18, **case.server) as rig:
                 rundir, seen = run(case, folder, rig, options.profile)
                 found = figures(case, rundir, seen, rig)
+        print(f"{name}: {found}", file=sys.stderr)
         for target, limit, measured, met in judge(name, found):
             missed += not met
             lines.append(
                 f"| {target} | {limit} | {measured}{'' if met else ' **missed**'} | {found.cpu_share:.0%} "
-                f"| {found.peak_mb:,.0f} MB | {found.client} |"
+                f"| {found.peak_mb:,.0f} MB | {found.client.partition(';')[0]} |"
             )
     table = f"{where_and_when()}, one run each.\n\n" + "\n".join(lines)
     print(table)
