@@ -382,8 +382,7 @@ class Master:
         self.figures.drop(worker.name)
         self.treasury.lose(worker.name)
         self.publisher.lost(worker.name)
-        silent = worker if not worker.gone and worker.bye is None else None
-        self.membership.changed(silent=silent, now_ns=worker.lost_at_ns or time.monotonic_ns())
+        self.membership.changed(lost=worker, now_ns=worker.lost_at_ns or time.monotonic_ns())
         self.note("worker_lost", who, worker=worker.name)
         self.view.say(f"worker lost: {worker.name} on {worker.hello.host}", style="bold red")
 

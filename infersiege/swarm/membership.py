@@ -77,14 +77,15 @@ class Membership:
         self._inform(worker)
         messages.send(self._runner, self._lease(now_ns), worker.node_id)
 
-    def changed(self, *, silent: WorkerState | None = None, now_ns: int = 0) -> None:
-        """Somebody left or came. `silent`: who left, and may go on until its lease is over."""
+    def changed(self, *, lost: WorkerState | None = None, now_ns: int = 0) -> None:
+        """Somebody came, or is lost, who may go on until its lease is over unless it is known to have ended."""
         if self._seats is None or self._over:
             return
-        until_ns = None
-        if silent is not None:
-            until_ns = now_ns - self._start_ns + LEASE_NS + MARGIN_NS + silent.clock_uncertainty_ns
-        self._seats.change([worker.name for worker in self._fleet.members()], silent_until_ns=until_ns)
+        until_ns, untold = 0, lost is not None and lost.bye is None
+        if lost is not None and untold and not lost.gone:
+            until_ns = now_ns - self._start_ns + LEASE_NS + MARGIN_NS + lost.clock_uncertainty_ns
+        members = [worker.name for worker in self._fleet.members()]
+        self._seats.change(members, goes_on_until_ns=until_ns, untold=untold)
 
     def reported(self, worker: WorkerState, report: Report, now_ns: int) -> None:
         """A worker tells how far it is, and what it knows."""

@@ -50,8 +50,8 @@ class Head:
 
     @classmethod
     def of(cls, users: int, members: int) -> Head:
-        """Room for each user's first two sessions, and for workers of which one is ahead of the others."""
-        least = 2 * users + 8 * members
+        """Room for each user's first session, and for workers of which one is ahead of the others."""
+        least = users + 4 * members
         return cls(least=least, size=least, until=least)
 
     def told(self, next_index: int, now_ns: int) -> bool:
@@ -118,17 +118,16 @@ class Seats:
         no_limit = 1 << 62
         return tuple(self._heads[one].until if one in self._heads else no_limit for one in range(self._streams))
 
-    def change(self, members: Sequence[str], *, silent_until_ns: int | None = None) -> None:
+    def change(self, members: Sequence[str], *, goes_on_until_ns: int = 0, untold: bool = False) -> None:
         """These are the members from now on, in the order of their seats.
 
-        `silent_until_ns`: one of those who left may still be alive, and goes on for so long at most; None: all of them
-        are known to have stopped.
+        `goes_on_until_ns`: somebody who left may still be alive, and takes arrivals for so long at most. `untold`:
+        somebody did not tell how many sessions of closed loops he had taken in the end.
         """
         self._members = tuple(members)
-        if silent_until_ns is not None:
-            self._not_before_ns = max(self._not_before_ns, silent_until_ns)
-            for number, head in self._heads.items():
-                self._not_below[number] = max(self._not_below[number], head.until)
+        self._not_before_ns = max(self._not_before_ns, goes_on_until_ns)
+        for number, head in self._heads.items() if untold else ():
+            self._not_below[number] = max(self._not_below[number], head.until)
 
     def told(self, worker: str, next_index: Sequence[int], now_ns: int) -> bool:
         """How far a worker is. Whether more may be taken now than before: a new lease says so."""
