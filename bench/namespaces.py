@@ -69,9 +69,9 @@ def at_random(options: argparse.Namespace, dice: random.Random, *, before_end_s:
     return dice.uniform(0.5, max(1.0, options.sessions / options.rate - before_end_s))
 
 
-def judged(run: Any, ran: Any, blow: Any, *, code: int, saying: str) -> Told:
-    """`saying`: what the first reason of an invalid run has in it; of a valid one: empty."""
-    faults = list(remote.faults_of(ran.path, run.log_rows(), blow))
+def judged(run: Any, ran: Any, blow: Any, *, code: int, saying: str, sessions: int | None) -> Told:
+    """`saying`: what a reason of an invalid run has in it; of a valid one: empty."""
+    faults = list(remote.faults_of(ran.path, run.log_rows(), blow, sessions=sessions))
     reasons = [line for line in ran.out.splitlines() if line.startswith("INVALID")]
     busy = all("client-bound" in line or "load not delivered" in line for line in reasons)
     if ran.code != code and not (code == 0 and ran.code == 3 and busy):
@@ -86,7 +86,7 @@ def judged(run: Any, ran: Any, blow: Any, *, code: int, saying: str) -> Told:
 def undisturbed(mode: str) -> Callable[[Any, argparse.Namespace, random.Random], Told]:
     def play(site: Any, options: argparse.Namespace, dice: random.Random) -> Told:
         run = site.start(text_of(site, options, mode))
-        return judged(run, run.wait(180), None, code=0, saying="")
+        return judged(run, run.wait(180), None, code=0, saying="", sessions=options.sessions)
 
     return play
 
@@ -99,7 +99,7 @@ def blown(mode: str, strike: Callable[[Any, str], Any], takes_s: float) -> Calla
         run = site.start(text_of(site, options, mode))
         run.until_loaded(at_random(options, dice, before_end_s=takes_s + 6.0))
         blow = strike(run, worker)
-        return judged(run, run.wait(180), blow, code=3, saying=worker)
+        return judged(run, run.wait(180), blow, code=3, saying=worker, sessions=options.sessions)
 
     return play
 
@@ -138,7 +138,29 @@ def disk_full(site: Any, options: argparse.Namespace, dice: random.Random) -> To
         return Told(ran.code, "", [f"no run directory elsewhere: {ran.out[-500:]}"])
     elsewhere = home.disk / Path(rescued[0]).relative_to(home.here)
     moved = type(ran)(ran.code, ran.out, ran.seconds, elsewhere)
-    return judged(run, moved, None, code=3, saying="no space left")
+    return judged(run, moved, None, code=3, saying="no space left", sessions=None)
+
+
+def redis_restarted(site: Any, options: argparse.Namespace, dice: random.Random) -> Told:
+    """SIGKILL of the Redis that hands the sessions out; three seconds later it is started on what it had written."""
+    redis, home = site.redis(), site.hosts[remote.MASTER]
+    name = ("--redis", site.redis_url, "--name", "fleet", "--sessions", str(options.sessions))
+    code, said = home.run("infersiege", "traces", "load", "builtin:short-qa", *name, within_s=120)
+    if code:
+        return Told(code, "", [f"traces load: {said[-300:]}"])
+    workload = f'scenario = "short-qa"\ntrace = "fleet"\nsource = "{site.redis_url}"'
+    run = site.start(remote.plan(site.hosts, options.sessions, options.rate, workload=workload))
+    run.until_loaded(at_random(options, dice, before_end_s=6.0))
+    redis.signal(signal.SIGKILL)
+    redis.wait(10)
+    time.sleep(3.0)
+    again = site.redis()
+    ran = run.wait(180)
+    told = judged(run, ran, None, code=0, saying="", sessions=options.sessions)
+    left = home.run("redis-cli", "-u", site.redis_url, "--scan", "--pattern", "infersiege:*")[1].split()
+    told.faults.extend(f"left in Redis: {key}" for key in left if not key.startswith("infersiege:fleet:"))
+    again.signal(signal.SIGKILL)
+    return told
 
 
 def cases(kills: int) -> Iterator[Case]:
@@ -155,6 +177,7 @@ def cases(kills: int) -> Iterator[Case]:
         yield Case(f"cut of a worker from the master alone for 10 s, {mode} loop", blown(mode, masters, CUT_S))
     yield Case("kill -9 of the master", master_killed)
     yield Case("the master's disk full", disk_full)
+    yield Case("kill -9 of Redis, started again 3 s later", redis_restarted)
 
 
 # ----------------------------------------------------------------------------------------------------------- the table

@@ -77,6 +77,20 @@ class Site:
     ) -> None:
         self.hosts.__exit__(kind, error, traceback)
 
+    def redis(self) -> Process:
+        """Start a Redis on the master's host, with what an earlier one there left; it keeps what docker-compose.yml's
+        does.
+        """
+        home = self.hosts[MASTER]
+        settings = f"--bind {home.address('control')} --protected-mode no --appendonly yes --appendfsync everysec"
+        process = home.start("redis-server", "--dir", str(home.here), *settings.split())
+        _until(lambda: "Ready to accept connections" in process.output(), 30, process)
+        return process
+
+    @property
+    def redis_url(self) -> str:
+        return f"redis://{self.hosts[MASTER].address('control')}:6379/0"
+
     def join(self, worker: str) -> Process:
         """Start the worker of this name on its host."""
         master = f"{self.hosts[MASTER].address('control')}:{PORT}"
@@ -190,25 +204,28 @@ def cut(run: RemoteRun, worker: str, seconds: float, *networks: str) -> Blow:
 # ---------------------------------------------------------------------------------------------------------- judgement
 
 
-def faults_of(path: Path, log: list[dict[str, Any]], blow: Blow | None = None, *, whole: bool = True) -> Iterator[str]:
+def faults_of(
+    path: Path, log: list[dict[str, Any]], blow: Blow | None = None, *, sessions: int | None = None
+) -> Iterator[str]:
     """Every contradiction between a run directory and the server's log, in words.
 
-    `whole`: the run came to its end by itself, so it has a summary and a record of every planned turn.
+    `sessions`: so many were asked for, and each has its records, whoever died; None: the load ended before.
     """
     directory = RunDirectory.open(path)
     turns, file = list(directory.read_turns()), directory.read_plan()
     yield from _twice(turns, log, f"{file.run_id}.")
-    if whole:
-        counts = directory.read_summary().counts
-        if not counts.conserved():
-            yield f"the counts do not add up: {counts}"
-        if not counts.planned == len(turns) == file.planned_turns:
-            yield f"planned {counts.planned} and {file.planned_turns}, records {len(turns)}"
+    counts = directory.read_summary().counts
+    if not counts.conserved():
+        yield f"the counts do not add up: {counts}"
+    if not counts.planned == len(turns) == file.planned_turns:
+        yield f"planned {counts.planned} and {file.planned_turns}, records {len(turns)}"
+    found = len({turn.session_id for turn in turns})
+    if sessions is not None and found != sessions:
+        yield f"{sessions} sessions were asked for, {found} have records"
     asked = {row["request_id"]: row for row in log if row["request_id"].startswith(f"{file.run_id}.")}
     records = {turn.request_id: turn for turn in turns}
     yield from _strangers(log, asked, (file.started_ns or 0) - (time.time_ns() - time.monotonic_ns()))
-    if whole:
-        yield from _some("the server saw requests without a record", (one for one in asked if one not in records))
+    yield from _some("requests that the server saw have no record", (one for one in asked if one not in records))
     done = {one.request_id for one in turns if one.outcome is Outcome.OK}
     yield from _some("records of answers that the server did not give", (one for one in done if one not in asked))
     if blow is None:

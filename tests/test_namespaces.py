@@ -37,7 +37,7 @@ def test_four_remote_workers_play_each_session_once(site: Site) -> None:
     ran = run.wait()
     check_passed(ran)
     check_conserved(ran)
-    assert list(faults_of(ran.path, run.log_rows())) == []
+    assert list(faults_of(ran.path, run.log_rows(), sessions=SESSIONS)) == []
     assert Counter(turn.outcome for turn in ran.turns) == {Outcome.OK: SESSIONS}
     assert Counter(turn.worker for turn in ran.turns) == dict.fromkeys(site.workers, SESSIONS // 4)
     assert run.worker_codes() == dict.fromkeys(site.workers, 0)
@@ -52,7 +52,7 @@ def test_di_01_a_remote_worker_killed_minus_nine(site: Site) -> None:
     ran = run.wait()
     assert ran.code == 3, ran.out
     check_conserved(ran)
-    assert list(faults_of(ran.path, run.log_rows(), blow)) == []
+    assert list(faults_of(ran.path, run.log_rows(), blow, sessions=SESSIONS)) == []
     assert "INVALID: worker worker-2 on worker-2 was lost" in ran.out
     # 2 s until it counts as dead, then a lease of 3 s (docs/decisions/0008-epochs.md): of these no arrival is played.
     unplayed = [turn for turn in ran.turns if turn.outcome is Outcome.SKIPPED]
@@ -71,7 +71,7 @@ def test_a_worker_that_was_cut_off_returns_and_doubles_nothing(site: Site) -> No
     ran = run.wait()
     assert ran.code == 3, ran.out
     check_conserved(ran)
-    assert list(faults_of(ran.path, run.log_rows(), blow)) == []
+    assert list(faults_of(ran.path, run.log_rows(), blow, sessions=SESSIONS * 2)) == []
     again = [turn for turn in ran.by_outcome(Outcome.OK) if turn.worker == "worker-3" and turn.due_ns > back_ns]
     assert again, "it has its seat again, and plays"
 
