@@ -48,6 +48,8 @@ EVENT_WORDS: Mapping[str, str] = {
     "worker_refused": "worker refused",
     "disk_full": "disk full",
     "budget_used_up": "budget used up",
+    "clock_doubt": "worker's clock known badly",
+    "clock_drift": "worker's clock drifted",
     "recovered": "records recovered",
 }
 """Every kind of event that the master writes, in words (docs/rundir.md lists the same)."""
@@ -242,18 +244,20 @@ def _health(summary: Summary, collected: Collected, charts: Sequence[Chart]) -> 
         rows.append(("Oddities", text(", ".join(f"{name} {count(turns)}" for name, turns in flags))))
     columns = [("Worker", "", False), ("Turns", "", True), ("Records", "received / promised", True)]
     columns += [("CPU", "max, of a core", True), ("Loop lag", "p99, ms", True), ("Clock offset", "ms ± doubt", True)]
+    columns += [("Clock drift", "ms in the run", True)]
     columns += [("State", "", False), ("Verdict", "in steady", False)]
     fitness = {one.worker: one for one in summary.clients}
     cells = []
     for worker in summary.workers:
         lag = None if worker.hub_lag_p99_ns is None else worker.hub_lag_p99_ns / 1e6
         offset = f"{number(worker.clock_offset_ns / 1e6)} ± {number(worker.clock_uncertainty_ns / 1e6)}"
+        drift = number(None if worker.clock_drift_ns is None else worker.clock_drift_ns / 1e6)
         state = '<b class="v-fail">LOST</b>' if worker.lost else "finished"
         promised = f"{count(worker.records_received)} / {count(worker.records_promised)}"
         name = f"{text(worker.worker)} on {text(worker.host)}"
         fit = _fitness(fitness.get(worker.worker))
         cells.append(
-            [name, count(worker.turns), promised, share(worker.cpu_share_max), number(lag), offset, state, fit]
+            [name, count(worker.turns), promised, share(worker.cpu_share_max), number(lag), offset, drift, state, fit]
         )
     workers = table("Workers of the load generator", columns, cells) if cells else ""
     return _facts(rows) + workers + grid(charts)
