@@ -252,7 +252,11 @@ class WorkerSummary(msgspec.Struct, frozen=True, kw_only=True):
     hub_lag_p99_ns: int | None
     cpu_share_max: float | None
     clock_offset_ns: int
+    """Master's monotonic clock minus its own at the start; its instants have it added."""
     clock_uncertainty_ns: int
+    """So far that offset may have been from the true one."""
+    clock_drift_ns: int | None = None
+    """How much the offset had changed by the end, or by the last report of a worker that was lost; None: not known."""
 
 
 class StageResources(msgspec.Struct, frozen=True, kw_only=True):
