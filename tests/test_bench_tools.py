@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,7 +21,7 @@ sys.path.insert(0, str(BENCH))
 
 import generated  # noqa: E402
 import tools  # noqa: E402
-from loadtools import catalogue, meter, outputs  # noqa: E402
+from loadtools import catalogue, meter, neighbours, outputs  # noqa: E402
 from rig.server import Times  # noqa: E402
 
 
@@ -160,11 +161,13 @@ def test_true_times_leave_probes_and_cut_answers_out() -> None:
     assert tools.true_times(rows[1:2], 10) == {}
 
 
-def result_of(cpu_s: float, requests: int = 8, **used: Any) -> tools.Result:
+def result_of(cpu_s: float, requests: int = 8, others: float = 0.0, **used: Any) -> tools.Result:
     whole = {"exit_code": 0, "timed_out": False, "wall_s": 6.0, "peak_bytes": 50_000_000, "processes": 2} | used
     reported = outputs.serving(json.dumps(SERVING | {"completed": requests}))
     truth = {"ttft_p50_ms": 200.0, "ttft_p99_ms": 200.25, "tpot_p99_ms": 20.0, "gap_p99_ms": 21.0}
-    return tools.Result(used=meter.Used(cpu_s=cpu_s, **whole), events=8000, requests=8, truth=truth, reported=reported)
+    return tools.Result(
+        used=meter.Used(cpu_s=cpu_s, **whole), events=8000, requests=8, truth=truth, reported=reported, others=others
+    )
 
 
 def test_a_row_has_the_error_beside_each_figure_and_leaves_the_start_out() -> None:
@@ -173,6 +176,19 @@ def test_a_row_has_the_error_beside_each_figure_and_leaves_the_start_out() -> No
     assert row == ("| vllm 1.2 | 201.5 (+1.5) | 240.2 (+40.0) | 20.5 (+0.5) | 23.0 (+2.0) | 2,000 | 50 | 6 s |"), (
         "8,000 events in 6 - 2 CPU s"
     )
+
+
+def test_a_row_that_was_disturbed_says_so() -> None:
+    installed = {"vllm": tools.Installed(Path("python"), "1.2")}
+    (*_, row) = tools.rows_of(installed, {}, {"vllm": 2.0}, {"vllm": [result_of(6.0, others=0.3)]}, 300)
+    assert row.endswith("| 6 s, others took 30% of the machine |")
+
+
+def test_what_others_take_of_the_machine_is_seen() -> None:
+    seen = neighbours.Neighbours()
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    assert seen.share(0.0) * (os.cpu_count() or 1) > 0.1, "0.4 CPU seconds in about 1.3 s"
+    assert seen.share(1e9) == 0.0
 
 
 def test_what_did_not_finish_or_is_not_there_has_a_row_that_says_so() -> None:
