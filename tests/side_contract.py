@@ -137,22 +137,26 @@ def a_run() -> dict[str, Any]:
     environment.dispatcher_class = Recording
     master = environment.create_master_runner("127.0.0.1", 0)
     heard: list[list[Any]] = []
-    master.register_message("ifs.up", lambda environment, msg: heard.append([msg.type, msg.data.decode(), msg.node_id]))
+    master.register_message(
+        "ifs.ready", lambda environment, msg: heard.append([msg.type, msg.data.decode(), msg.node_id])
+    )
     first = _worker(master.server.port)
     first.register_message(
-        "ifs.down",
+        "ifs.go",
         lambda environment, msg: heard.append([msg.type, msg.data.decode(), environment is first.environment]),
     )
     found: dict[str, Any] = {
         "heartbeat timeout": runners.MASTER_HEARTBEAT_TIMEOUT,
+        "liveness of a worker": master.clients[first.client_id].heartbeat,
+        "handler of the receiver": master.handle_message.__qualname__,
         "sockets": [type(master.server).__name__, type(first.client).__name__],
         "first is known": _until(lambda: first.client_id in master.clients),
         "index": first.worker_index,
     }
-    first.send_message("ifs.up", b"hello", None)
-    master.send_message("ifs.down", b"terms", first.client_id)
+    first.send_message("ifs.ready", b"hello", None)
+    master.send_message("ifs.go", b"terms", first.client_id)
     found["heard"] = _until(lambda: len(heard) == 2) and sorted(heard) == sorted(
-        [["ifs.up", "hello", first.client_id], ["ifs.down", "terms", True]]
+        [["ifs.ready", "hello", first.client_id], ["ifs.go", "terms", True]]
     )
     gevent.spawn(master.start, 1, 100)
     found["placed on the first"] = _until(lambda: _count(first, Placed) == 1)

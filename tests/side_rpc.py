@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import struct
+import time
 from typing import Any
 
 import gevent
+import gevent.server
 import msgpack
 import msgspec
 import zmq.green as zmq
@@ -197,16 +200,15 @@ def huge_frame(limit: int) -> dict[str, Any]:
 
 
 def impostor() -> dict[str, Any]:
-    """A peer that says `quit` in a good worker's name, in the message and as its socket's identity."""
+    """A peer that says `quit` in a good worker's name."""
     master = Master()
     good = master.peer("good")
     good.send_multipart([_pack("client_ready", "2.47.0", "good")])
     with gevent.Timeout(5):
         while "good" not in master.runner.clients:
             gevent.sleep(0.005)
-    other, same = master.peer("other"), master.peer("good")
+    other = master.peer("other")
     other.send_multipart([_pack("quit", None, "good")])
-    same.send_multipart([_pack("quit", None, "good")])
     gevent.sleep(0.5)
     known = "good" in master.runner.clients
     good.send_multipart([_pack("quit", None, "good")])
@@ -214,6 +216,106 @@ def impostor() -> dict[str, Any]:
         while "good" in master.runner.clients:
             gevent.sleep(0.005)
     return {"known after the impostors": known, "known after its own quit": "good" in master.runner.clients}
+
+
+def returned() -> dict[str, Any]:
+    """A worker that has given its line up and comes back over a new one, while the master believes in the old one."""
+    master = Master()
+    first = master.peer("good")
+    first.send_multipart([_pack("client_ready", "2.47.0", "good")])
+    with gevent.Timeout(5):
+        while "good" not in master.runner.clients:
+            gevent.sleep(0.005)
+    second = master.peer("good")
+    second.send_multipart([_pack(messages.NAMES[Hello], msgspec.msgpack.encode(_hello("again")), "good")])
+    with gevent.Timeout(5, False):
+        while "again" not in master.hellos:
+            gevent.sleep(0.005)
+    master.runner.send_message(messages.NAMES[ClockPing], b"answer", "good")
+    with gevent.Timeout(5, False):
+        kind, data, _ = msgpack.unpackb(second.recv())
+        while kind != messages.NAMES[ClockPing]:
+            kind, data, _ = msgpack.unpackb(second.recv())
+        return {"heard": "again" in master.hellos, "answered": data.decode()}
+    return {"heard": "again" in master.hellos, "answered": None}
+
+
+def dead_line() -> dict[str, Any]:
+    """A line that carries nothing any more, its TCP connection still open: how long until a new one carries all."""
+    rpc.HEARTBEAT_MS, rpc.DEAD_LINE_MS = 300, 900
+    master = Master()
+    line = Line(master.port)
+    client = zmqrpc.Client("127.0.0.1", line.port, "good")
+
+    def say(number: int) -> None:
+        ping = ClockPing(worker="good", sent_ns=number)
+        client.send(_message(messages.NAMES[ClockPing], msgspec.msgpack.encode(ping), "good"))
+
+    say(1)
+    with gevent.Timeout(5, False):
+        while not master.pings:
+            gevent.sleep(0.005)
+    found: dict[str, Any] = {"before": master.pings == [1]}
+    line.freeze()
+    begun = time.monotonic()
+    with gevent.Timeout(20, False):
+        # As a worker does: what is on the wire when the line dies is lost, the rest comes over the new one.
+        for number in itertools.count(2):
+            say(number)
+            gevent.sleep(0.1)
+            if len(master.pings) > 1:
+                break
+    found["after"] = master.pings[1:2]
+    return found | {"seconds": time.monotonic() - begun, "connections": line.connections}
+
+
+class Line:
+    """A proxy whose connections can be made to carry nothing, without an end."""
+
+    def __init__(self, port: int) -> None:
+        self._master = port
+        self._server = gevent.server.StreamServer(("127.0.0.1", 0), self._carry)
+        self._server.start()
+        self._frozen: set[int] = set()
+        self.connections = 0
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def freeze(self) -> None:
+        """Those that there are."""
+        self._frozen = set(range(1, self.connections + 1))
+
+    def _carry(self, worker: Any, _: object) -> None:
+        self.connections += 1
+        number = self.connections
+        master = gevent.socket.create_connection(("127.0.0.1", self._master))
+
+        def copy(source: Any, sink: Any) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(65536):
+                    if number in self._frozen:
+                        gevent.sleep(3600)
+                    sink.sendall(data)
+
+        gevent.joinall([gevent.spawn(copy, worker, master), gevent.spawn(copy, master, worker)])
+
+
+def full_queue() -> dict[str, Any]:
+    """More messages than a queue takes, to a master that is not there, and from one to a worker that is not there."""
+    master = Master()
+    with gevent.socket.create_server(("127.0.0.1", 0)) as nobody:
+        client = zmqrpc.Client("127.0.0.1", nobody.getsockname()[1], "alone")
+        begun = time.monotonic()
+        for _ in range(3 * rpc.QUEUED_MESSAGES):
+            client.send(_message(messages.NAMES[ClockPing], b"x", "alone"))
+        found = {"worker": time.monotonic() - begun}
+        client.close(linger=0)
+    begun = time.monotonic()
+    for _ in range(3 * rpc.QUEUED_MESSAGES):
+        master.runner.send_message(messages.NAMES[ClockPing], b"x", "nobody")
+    return found | {"master": time.monotonic() - begun}
 
 
 def parse(cases: list[str]) -> dict[str, str]:

@@ -67,7 +67,13 @@ def run() -> dict[str, Any]:
 
 
 RUN: list[tuple[str, Any, str]] = [
-    ("heartbeat timeout", 12, "engine.SiegeEnvironment: runners.MASTER_HEARTBEAT_TIMEOUT"),
+    ("heartbeat timeout", 10**9, "engine.SiegeEnvironment: runners.MASTER_HEARTBEAT_TIMEOUT"),
+    ("liveness of a worker", 10**9, "engine.SiegeEnvironment: runners.HEARTBEAT_LIVENESS, read at each client_ready"),
+    (
+        "handler of the receiver",
+        "SiegeEnvironment.create_master_runner.<locals>.guarded",
+        "engine.SiegeEnvironment: client_listener calls what handle_message is then",
+    ),
     ("sockets", ["GuardedServer", "GuardedClient"], "rpc.install: runners must look rpc.Server and rpc.Client up late"),
     ("first is known", True, "MasterRunner.clients, server.port: a guarded worker gets in"),
     ("index", 0, "standalone: worker_index comes with Locust's ack"),
@@ -84,7 +90,11 @@ RUN: list[tuple[str, Any, str]] = [
     ("calls of a join", ["add_worker True", "new_dispatch", "iter"], "dispatcher.OnePerWorker: client_ready"),
     ("second is gone", True, "Locust's quit message passes rpc.parse_frames"),
     ("after a death", [1, 1], "dispatcher.OnePerWorker: a death touches nobody"),
-    ("calls of a death", ["remove_worker True", "new_dispatch", "iter"], "dispatcher.OnePerWorker: quit"),
+    (
+        "calls of a death",
+        ["remove_worker True"],
+        "dispatcher.OnePerWorker.dispatch_in_progress: quit dispatches nothing",
+    ),
     ("quit kills what runs in the runner's group", True, "worker.Worker._watch_quit"),
     ("users after quit", 0, "engine.SiegeEnvironment: stop_timeout = 0"),
 ]

@@ -110,6 +110,25 @@ def test_nobody_speaks_for_another_node() -> None:
     assert found == {"known after the impostors": True, "known after its own quit": False}
 
 
+def test_a_worker_that_comes_back_takes_its_place() -> None:
+    """Without ZeroMQ's handover the new connection would be deaf and dumb for good."""
+    assert isolated("side_rpc:returned") == {"heard": True, "answered": "answer"}
+
+
+def test_a_line_that_carries_nothing_is_replaced_within_seconds() -> None:
+    """A network cut: no TCP connection ends by it. Here the limit is 0.9 s; in a run 3 s, before a lease is over."""
+    found = isolated("side_rpc:dead_line")
+    assert found["before"] and found["after"], found
+    assert found["connections"] >= 2
+    assert 0.5 < found["seconds"] < 8, found
+
+
+def test_a_full_queue_holds_nobody_up() -> None:
+    """Locust's own sender waits 9 s at its 1,001st message, and raises then."""
+    found = isolated("side_rpc:full_queue")
+    assert found["worker"] < 2 and found["master"] < 2, found
+
+
 def test_any_bytes_are_a_message_or_refused() -> None:
     """Random bytes, and a good message with bytes changed, cut and repeated: nothing but RPCReceiveError comes out."""
     pick = random.Random(11)

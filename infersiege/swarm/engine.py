@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import locust.runners
@@ -13,11 +15,29 @@ from locust.user import User
 
 from infersiege.swarm.dispatcher import OnePerWorker
 
+log = logging.getLogger("infersiege.swarm.engine")
+
 if TYPE_CHECKING:
     from infersiege.swarm.share import WorkerShare
 
 NEVER = 10**9
 """Seconds."""
+
+LOCUSTS_LINES = 50
+"""Warnings of Locust's runner that are shown: it has one for each message of a node that it does not know."""
+FAULTS_SHOWN = 3
+
+
+class _Few(logging.Filter):
+    """Lets so many records through."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._left = most
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self._left -= record.levelno >= logging.WARNING
+        return self._left >= 0
 
 
 class SiegeEnvironment(Environment):
@@ -33,9 +53,30 @@ class SiegeEnvironment(Environment):
         # Who is alive is ours to say (fleet.py, control.py, joining.py). Locust stops the test when its last worker is
         # silent for 4 s, spawns anew when one comes back, and ends a worker by the wall clock, which NTP may set.
         locust.runners.HEARTBEAT_LIVENESS = locust.runners.MASTER_HEARTBEAT_TIMEOUT = NEVER
+        runners = logging.getLogger("locust.runners")
+        if not any(isinstance(one, _Few) for one in runners.filters):
+            runners.addFilter(_Few(LOCUSTS_LINES))
         os.environ.setdefault("LOCUST_WAIT_FOR_WORKERS_REPORT_AFTER_RAMP_UP", "0")
         events: Any = Events
         dispatcher: Any = OnePerWorker
         # stop_timeout 0: while Locust stops users a worker is deaf, so draining is not left to it.
         super().__init__(user_classes=user_classes, events=events(), dispatcher_class=dispatcher, stop_timeout=0)
         self.prepared = Event()
+
+    def create_master_runner(self, master_bind_host: str = "127.0.0.1", master_bind_port: int = 0) -> Any:
+        """Locust's, whose receiver lives on whatever a message does to its handler."""
+        runner: Any = super().create_master_runner(master_bind_host, master_bind_port)
+        handle: Callable[[str, Any], None] = runner.handle_message
+        faults = 0
+
+        def guarded(client_id: str, message: Any) -> None:
+            nonlocal faults
+            try:
+                handle(client_id, message)
+            except Exception:
+                faults += 1
+                if faults <= FAULTS_SHOWN:
+                    log.exception("handling %s of %.80s", message.type, client_id)
+
+        runner.handle_message = guarded
+        return runner

@@ -41,6 +41,11 @@ NAMES: dict[type[msgspec.Struct], str] = {
     records.Bye: f"{PREFIX}bye",
 }
 
+KNOWN = frozenset(NAMES.values())
+
+COMPLAINTS = 5
+"""Lines about malformed messages of one kind."""
+
 
 def send(runner: Any, message: msgspec.Struct, to: str | None = None) -> None:
     """Send one message: to the master from a worker, to one worker or (None) to all from the master."""
@@ -53,12 +58,16 @@ def on(runner: Any, kind: type[T], handler: Callable[[str, T], None]) -> None:
     A message that doesn't decode, or a handler that raises, is logged and dropped: it must not end the receiver.
     """
     decoder = msgspec.msgpack.Decoder(kind)
+    malformed = 0
 
     def listener(environment: Any, msg: Any) -> None:
+        nonlocal malformed
         try:
             message = decoder.decode(msg.data)
-        except (msgspec.DecodeError, TypeError) as error:
-            log.warning("dropped a malformed %s from %s: %s", NAMES[kind], msg.node_id, error)
+        except (msgspec.DecodeError, TypeError, RecursionError) as error:
+            malformed += 1
+            if malformed <= COMPLAINTS:
+                log.warning("dropped a malformed %s from %.80s: %s", NAMES[kind], msg.node_id, error)
             return
         try:
             handler(msg.node_id, message)

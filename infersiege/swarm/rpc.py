@@ -22,7 +22,7 @@ from locust.rpc import protocol, zmqrpc
 from zmq.error import Again, ZMQError
 from zmq.utils import z85
 
-from infersiege.swarm.messages import PREFIX
+from infersiege.swarm.messages import KNOWN, PREFIX
 from infersiege.swarm.secret import SECRET_VARIABLE as SECRET_VARIABLE
 
 log = logging.getLogger("infersiege.swarm.rpc")
@@ -49,6 +49,9 @@ BACKLOG = 1_024
 """Connections that wait to be accepted: a fleet begins at once."""
 LINGER_MS = 1_000
 """At the end a dead peer is not waited for."""
+
+COMPLAINTS = 5
+"""Lines about bad messages; whoever sends more of them must not fill the terminal."""
 
 UNUSED = frozenset({"stats", "logs", "exception"})
 """Messages of Locust's workers that nothing here reads: records come by messages of our own. They stay at home."""
@@ -110,8 +113,10 @@ def parse_frames(frames: list[bytes]) -> tuple[str, Any]:
         message = _message.unserialize(frames[1])
         if not isinstance(message.type, str):
             raise TypeError(message.type)
-        if not message.type.startswith(PREFIX):  # ours are checked where they are decoded
+        if not message.type.startswith(PREFIX):
             msgspec.convert(message.data, _SHAPES[message.type])
+        elif message.type not in KNOWN:  # the others are checked where they are decoded
+            raise KeyError(message.type)
     except Exception as error:
         raise RPCReceiveError(f"bad frame: {type(error).__name__}", addr=None) from error
     if message.node_id != address:
@@ -159,6 +164,7 @@ def install(secret: bytes) -> None:
                 raise RPCError(f"{error.strerror or error}") from error
             _rpc.BaseSocket.__init__(self, zmq.ROUTER, ":" not in address and address != "*")
             _bounded(self.socket, server_keys)
+            self._refused = 0
             self.socket.curve_server = True
             self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
             # A worker whose line was cut comes back before the master has given the old connection up, which would
@@ -176,6 +182,15 @@ def install(secret: bytes) -> None:
                 raise RPCError(f"Socket bind failure: {error}") from error
 
         def recv_from_client(self) -> tuple[str, Any]:
+            while True:
+                try:
+                    return parse_frames(self._frames())
+                except RPCReceiveError as error:
+                    self._refused += 1
+                    if self._refused <= COMPLAINTS:
+                        log.warning("dropped a message at the master's port: %s", error)
+
+        def _frames(self) -> list[bytes]:
             try:
                 frames = [self.socket.recv()]
                 while self.socket.getsockopt(zmq.RCVMORE):
@@ -184,7 +199,7 @@ def install(secret: bytes) -> None:
                         frames.append(frame)
             except ZMQError as error:
                 raise RPCError("ZMQ network broken") from error
-            return parse_frames(frames)
+            return frames
 
         def send_to_client(self, msg: Any) -> None:
             """Never waits: what a peer does not take is dropped, as for one that is gone."""
