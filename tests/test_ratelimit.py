@@ -68,6 +68,11 @@ class Host:
     """Messages to and from it are lost."""
 
 
+@dataclass
+class Written:
+    sent_end_ns: int | None
+
+
 class World:
     """The real treasury and real purses; time, network and servers are the test's. Instants: the master's clock."""
 
@@ -198,6 +203,7 @@ class World:
             sent_ns = self.now_ns
             used = self.random.randint(min(tokens[0], asks), asks)
             self.log.append((sent_ns + self.random.randint(0, self.rate.guard_ns), used))
+            leave.begun(Written(sent_ns + host.purse.clock.now() - self.now_ns))
             self.sleep(self.random.randint(1, self.took_ns))
             # The record has the instant on the master's clock as this host knows it.
             clock = host.purse.clock
@@ -590,6 +596,29 @@ def test_the_master_hears_what_became_of_a_permit(now: Now, turn: TurnRecord, us
     turnstile.used(leave, turn, 0)
     told = turnstile.tell()
     assert told is not None and told.uses == (use,), why
+
+
+def test_when_a_long_answers_request_was_sent_is_told_before_it_ends(now: Now) -> None:
+    turnstile, written = gate(now, tokens=100), Written(None)
+    turnstile.arrive((permit(1, tokens=80),))
+    leave = turnstile.take(80)
+    assert leave is not None
+    leave.begun(written)
+    told = turnstile.tell()
+    assert told is not None and told.uses == (), "it connects"
+    written.sent_end_ns = NOW + 5
+    told = turnstile.tell()
+    assert told is not None and told.uses == (PermitUse(number=1, sent_ns=NOW + 12, tokens=80),)
+    turnstile.used(leave, turn_of(NOW + 5, 10), 0)
+    told = turnstile.tell()
+    assert told is not None and told.uses == (PermitUse(number=1, sent_ns=NOW + 12, tokens=10),)
+    limiter = RateLimiter(Rate(HERE, tokens=100, burst_ns=MINUTE_NS), workers=1)
+    limiter.told("a", ask(80), NOW)
+    limiter.serve(NOW)
+    for tokens in (80, 10, 10):
+        limiter.told("a", ask(seen=1, uses=(PermitUse(number=1, sent_ns=NOW, tokens=tokens),)), NOW + 1)
+        assert limiter.used == (0, tokens)
+    assert limiter.use().requests == 1
 
 
 def test_waiting_is_told_and_how_long_it_took(now: Now) -> None:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gevent.event import Event
 
@@ -60,12 +60,26 @@ class WorkerClock:
         return at_ns + self.offset_ns + self.doubt_ns
 
 
+class Sending(Protocol):
+    """A request on its way."""
+
+    @property
+    def sent_end_ns(self) -> int | None:
+        """When its last byte was written (monotonic); None: it was not yet."""
+        ...
+
+
 @dataclass(slots=True)
 class Leave:
     """Leave to send one request; without a permit, to a channel that has no rate limit."""
 
     turnstile: Turnstile | None = None
     permit: Permit | None = None
+
+    def begun(self, exchange: Sending) -> None:
+        """The request is on its way."""
+        if self.turnstile is not None and self.permit is not None:
+            self.turnstile.begun(self.permit, exchange)
 
 
 @dataclass(slots=True)
@@ -90,6 +104,8 @@ class Turnstile:
         """Of those that wait, how many the master knows."""
         self._seen = 0
         self._uses: list[PermitUse] = []
+        self._under_way: dict[int, tuple[Permit, Sending]] = {}
+        """Requests of which the master does not know yet that they were sent, by number of the permit."""
         self._takes: deque[int] = deque()
         """When permits were used within the last second."""
         self._largest = 0
@@ -164,12 +180,16 @@ class Turnstile:
             self._return_expired()
             self._serve()
 
+    def begun(self, permit: Permit, exchange: Sending) -> None:
+        self._under_way[permit.number] = permit, exchange
+
     def used(self, leave: Leave, turn: TurnRecord, epoch_offset_ns: int) -> None:
         """A request has ended. `epoch_offset_ns`: of the record's instants against this worker's monotonic clock."""
         permit = leave.permit
         if permit is None:
             return
         self._changed = True
+        self._under_way.pop(permit.number, None)
         at_ns = turn.sent_end_ns if turn.sent_end_ns is not None else turn.sent_ns
         requests = turn.attempts - (at_ns is None)
         if at_ns is None and requests > 0:
@@ -193,6 +213,7 @@ class Turnstile:
     def tell(self) -> RateAsk | None:
         """For the master; None: nothing new."""
         self._return_expired()
+        self._note_sent()
         ahead = self._wanted_ahead()
         if not (self._changed or self._waiting or self._uses or ahead):
             return None
@@ -259,6 +280,15 @@ class Turnstile:
         for permit in [one for one in self._stock if not self._clock.surely_before(one.until_ns)]:
             self._stock.remove(permit)
             self._uses.append(PermitUse(number=permit.number, sent_ns=None))
+
+    def _note_sent(self) -> None:
+        """An answer may take longer than a minute: when its request was sent is told before it ends."""
+        for permit, exchange in list(self._under_way.values()):
+            at_ns = exchange.sent_end_ns
+            if at_ns is not None:
+                use = PermitUse(number=permit.number, sent_ns=self._clock.masters(at_ns), tokens=permit.tokens)
+                self._uses.append(use)
+                del self._under_way[permit.number]
 
     def _note(self, waited_ns: int) -> None:
         if waited_ns > HELD_NS:

@@ -213,6 +213,7 @@ class SessionPlayer:
                     work.clients.of(route),
                     way.kept(route),
                     reason=lambda: self._why_cut(work.session),
+                    begun=leave.begun,
                 )
                 tries.add(played.record)
                 self._purse.paid(played.record, leave)

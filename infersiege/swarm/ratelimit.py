@@ -92,7 +92,7 @@ class _Meter:
     def correct(self, before: int, amount: int, span_ns: int) -> int:
         """What is in the window is another amount than was taken. Returns by how much the bucket is emptier for it."""
         self.used += amount - before
-        if amount:
+        if amount and amount != before:
             self._asked, self._came = self._asked + before, self._came + amount
             if self._asked > self.limit:
                 self._asked, self._came = self._asked // 2, self._came // 2
@@ -117,6 +117,8 @@ class _Place:
     requests: int
     tokens: int
     free_ns: int
+    told: bool = False
+    """It was sent, as its worker told: maybe without the count of its tokens yet."""
     spans_ns: tuple[int, int] = (0, 0)
     """What it took of the buckets of requests and of tokens."""
 
@@ -284,9 +286,9 @@ class RateLimiter:
         if use.sent_ns is None:
             del self._places[use.number]
             return
-        self._sent += requests
+        self._sent += requests - (place.requests if place.told else 0)
         place.requests, place.tokens, place.spans_ns = requests, tokens, (of_requests, of_tokens)
-        place.free_ns = self._free_after(use.sent_ns)
+        place.free_ns, place.told = self._free_after(use.sent_ns), True
         heapq.heappush(self._by_end, (place.free_ns, use.number))
 
     def _let_go(self, now_ns: int) -> None:

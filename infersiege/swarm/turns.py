@@ -69,16 +69,19 @@ class TurnPlayer:
         kept: Kept,
         *,
         reason: Callable[[], Reason],
+        begun: Callable[[Exchange], None] | None = None,
     ) -> Played:
         """Send one request and wait for its end. Does not yield before it is under way.
 
         `kept`: what the server gave the session; takes what this answer adds. `reason` tells what a cancelled record
-        says.
+        says. `begun` is given the exchange as it begins.
         """
         route = leg.route
         answer = Answer(route.dialect.decoder(), epoch_offset_ns=self.offset_ns)
         exchange = client.start(request, answer, route.deadlines)
         self.in_flight[exchange] = answer
+        if begun is not None:
+            begun(exchange)
         self._of[exchange] = session
         route.watch.begin(answer, time.monotonic_ns())
         killed: BaseException | None = None

@@ -72,6 +72,11 @@ class Exchange(Backlog):
             raise RuntimeError("the exchange is still in flight: wait or abort first")
         return self._result
 
+    @property
+    def sent_end_ns(self) -> int | None:
+        """When its last byte was written (of the attempt that goes on); None: it was not yet."""
+        return None if self._connection is None else self._connection.sent_end_ns
+
     def abort(self, detail: str) -> None:
         """End it now: close the connection, decode what was read, wake the waiter. Never yields.
 
