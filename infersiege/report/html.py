@@ -224,14 +224,9 @@ def _what_was_run(plan: PlanFile, summary: Summary) -> str:
         rows.append(("Load generator", text(", ".join(f"{key} {value}" for key, value in plan.host.items()))))
     if summary.telemetry is not None:
         rows.append(("InfluxDB", text(account_line(summary.telemetry))))
-    plain = text_block(plan)
-    return _facts(rows) + f"<details><summary>The resolved plan</summary>{plain}</details>"
-
-
-def text_block(plan: PlanFile) -> str:
-    """The resolved plan as indented JSON, redacted where it was written and once more here."""
+    # Redacted where it was written, and once more here.
     encoded = scrub(msgspec.json.format(msgspec.json.encode(plan.plan), indent=2).decode())
-    return f"<pre>{escape(encoded)}</pre>"
+    return _facts(rows) + f"<details><summary>The resolved plan</summary><pre>{escape(encoded)}</pre></details>"
 
 
 def _health(summary: Summary, collected: Collected, charts: Sequence[Chart]) -> str:
@@ -244,8 +239,7 @@ def _health(summary: Summary, collected: Collected, charts: Sequence[Chart]) -> 
         rows.append(("Oddities", text(", ".join(f"{name} {count(turns)}" for name, turns in flags))))
     columns = [("Worker", "", False), ("Turns", "", True), ("Records", "received / promised", True)]
     columns += [("CPU", "max, of a core", True), ("Loop lag", "p99, ms", True), ("Clock offset", "ms ± doubt", True)]
-    columns += [("Clock drift", "ms in the run", True)]
-    columns += [("State", "", False), ("Verdict", "in steady", False)]
+    columns += [("Clock drift", "ms in the run", True), ("State", "", False), ("Verdict", "in steady", False)]
     fitness = {one.worker: one for one in summary.clients}
     cells = []
     for worker in summary.workers:
