@@ -175,11 +175,13 @@ def test_drift_and_doubt_beyond_50_ms_are_told_once(
     start: tuple[int, int], now: tuple[int | None, int | None], kinds: list[str]
 ) -> None:
     worker, watch = state(offset_ns=start[0], uncertainty_ns=start[1]), ClockWatch()
-    told = [event for _ in range(3) for event in watch.told(worker, report(*now))]
-    assert [event.kind for event in told] == kinds
+    told: list[tuple[str, str, str]] = []
+    for _ in range(3):
+        watch.look(worker, report(*now), lambda kind, detail, worker: told.append((kind, detail, worker)))
+    assert [kind for kind, _, _ in told] == kinds
     worker.report = report(*now)
     assert len(list(clock_warnings([worker]))) == len(kinds), "the summary says what the events said"
-    assert all("w7" in event.detail for event in told)
+    assert all("w7" in detail and name == "w7" for _, detail, name in told)
 
 
 def test_drift_of_a_worker_that_died_is_that_of_its_last_report() -> None:

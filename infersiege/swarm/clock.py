@@ -8,7 +8,7 @@ trip, and what it knew fades as oscillators run apart.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -144,32 +144,26 @@ class ClockExchange:
 # ------------------------------------------------------------------------------------------------- the master's side
 
 
-class ClockEvent(NamedTuple):
-    """A row of events.jsonl to be."""
-
-    kind: str
-    detail: str
-
-
 class ClockWatch:
     """Tells once of each worker that its clock is not known well enough, and once that it drifted."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
 
-    def told(self, worker: WorkerState, report: Report) -> Iterator[ClockEvent]:
-        """What there is to say after one of its reports, and was not said before."""
+    def look(self, worker: WorkerState, report: Report, note: Callable[..., None]) -> None:
+        """`note(kind, detail, worker=name)` is called for what there is to say after a report, and was not said."""
         if report.clock_offset_ns is None or report.clock_uncertainty_ns is None:
             return
         now = Reading(report.clock_offset_ns, report.clock_uncertainty_ns)
-        found = (
-            ("clock_doubt", in_doubt(worker.name, worker.clock_uncertainty_ns)),
-            ("clock_drift", drifted(worker, now)),
-        )
-        for kind, detail in found:
-            if detail is not None and (worker.name, kind) not in self._told:
-                self._told.add((worker.name, kind))
-                yield ClockEvent(kind, detail)
+        if (doubt := in_doubt(worker.name, worker.clock_uncertainty_ns)) and self._first(worker, "doubt"):
+            note("clock_doubt", doubt, worker=worker.name)
+        if (drift := drifted(worker, now)) and self._first(worker, "drift"):
+            note("clock_drift", drift, worker=worker.name)
+
+    def _first(self, worker: WorkerState, what: str) -> bool:
+        before = len(self._told)
+        self._told.add((worker.name, what))
+        return len(self._told) > before
 
 
 def in_doubt(name: str, uncertainty_ns: int) -> str | None:
