@@ -324,8 +324,7 @@ class Master:
         self.membership.reported(worker, report, now_ns)
         self.figures.add(report, now_ns)
         self.publisher.report(report)
-        for event in self._clocks.told(worker, report):
-            self.note(event.kind, event.detail, worker=worker.name)
+        self._clocks.look(worker, report, self.note)
         health = report.health
         if health is not None:
             self._write(lambda: self.run.append_health(health))
