@@ -99,6 +99,20 @@ class RateUse(msgspec.Struct, frozen=True, kw_only=True):
     """Turns that were not sent, since each alone asks for more tokens than the limit gives in a minute."""
 
 
+class ServedRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one channel during the load: what its servers counted, and what the records have."""
+
+    channel: str
+    metric: str
+    """The servers' counter."""
+    counted: int
+    """By how much it went up."""
+    answered: int = 0
+    """Turns that were answered to their end: at least so many it must have counted."""
+    sent: int = 0
+    """Requests that were sent, or may have been: at most so many, unless others use the server."""
+
+
 class PromptLengths(msgspec.Struct, frozen=True, kw_only=True):
     """How near the prompts that we wrote came to the tokens asked for, over ok turns: |told - asked| / asked."""
 
@@ -374,6 +388,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of the plan; empty: it has none."""
     rate_limits: tuple[RateUse, ...] = ()
     """The same."""
+    served: tuple[ServedRequests, ...] = ()
+    """By channel; empty: no engine tells how many requests it finished."""
     resources: tuple[StageResources, ...] = ()
     """One per stage; empty: no GPU and no engine was watched."""
     telemetry: TelemetryAccount | None = None

@@ -28,6 +28,7 @@ from infersiege.report.tables import (
     allowance_lines,
     conservation,
     rule_detail,
+    served_lines,
     trace_lines,
 )
 from infersiege.report.watched import WatchedSeries
@@ -273,6 +274,7 @@ def _conservation(summary: Summary) -> str:
     lines = [
         *(trace_lines(summary) if summary.traces else ()),
         *allowance_lines(summary),
+        *served_lines(summary),
     ]
     return equation + (items(lines) if lines else "")
 

@@ -15,6 +15,7 @@ from infersiege.cost import settle
 from infersiege.errors import InfersiegeError, RunDirectoryError
 from infersiege.metrics import client
 from infersiege.metrics.facts import AskedLoad, RunFacts, SteadyWindow
+from infersiege.metrics.served import RequestTally, disagreements
 from infersiege.metrics.summary import summarise
 from infersiege.metrics.windows import windows
 from infersiege.plan.schema import Plan
@@ -126,7 +127,7 @@ def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequen
 
 
 def _watched(
-    turns: Iterable[TurnRecord], watchers: Sequence[Collected | _Span | client.ClientWatch]
+    turns: Iterable[TurnRecord], watchers: Sequence[Collected | _Span | client.ClientWatch | RequestTally]
 ) -> Iterator[TurnRecord]:
     """The same turns, seen by the watchers on the way: one pass for all."""
     for turn in turns:
@@ -145,12 +146,12 @@ def read(run: RunDirectory) -> Rebuilt:
     noticed: list[str] = []
     damage: list[str] = []
     """Of the series: told after everything else."""
-    collected, seen, clients = Collected(), _Span(), client.ClientWatch()
+    collected, seen, clients, requests = Collected(), _Span(), client.ClientWatch(), RequestTally()
     turns = run.read_turns(noticed.append, span=span_of_run(file.created_ns, file.ended_ns))
     plan = file.typed_plan()
     streamed = {name: channel.stream for name, channel in plan.channels.items()}
     rows = windows(
-        _watched(turns, (collected, seen, clients)), limits=gate.request_limits(plan.slos), streamed=streamed
+        _watched(turns, (collected, seen, clients, requests)), limits=gate.request_limits(plan.slos), streamed=streamed
     )
     events = _events(run, noticed)
     started_ns = next((at for at in (file.started_ns, seen.first_ns) if at is not None), file.created_ns)
@@ -160,13 +161,17 @@ def read(run: RunDirectory) -> Rebuilt:
     summary = summarise(run.read_turns(), facts)
     watched = _gathered(run, file, plan, (started_ns, ended_ns), damage)
     found = resources.stages(watched, summary, facts.steady)
+    served = requests.compared(file.served)
     summary = msgspec.structs.replace(
         summary,
         resources=found,
         telemetry=file.telemetry,
         budgets=file.budgets,
         rate_limits=file.rate_limits,
-        warnings=tuple(dict.fromkeys((*summary.warnings, *resources.warnings(found, watched), *damage))),
+        served=served,
+        warnings=tuple(
+            dict.fromkeys((*summary.warnings, *disagreements(served), *resources.warnings(found, watched), *damage))
+        ),
     )
     summary = settle(summary, {name: channel.price for name, channel in plan.channels.items()})
     return Rebuilt(summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events, watched=watched)

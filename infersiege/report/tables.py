@@ -187,6 +187,15 @@ def allowance_lines(summary: Summary) -> list[str]:
     return [*budgets, *rates]
 
 
+def served_lines(summary: Summary) -> list[str]:
+    """`server of local: counted 412 finished requests, the records have 412 answered of 415 sent`."""
+    return [
+        f"server of {printable(one.channel)}: counted {one.counted:,} finished requests, the records have "
+        f"{one.answered:,} answered of {one.sent:,} sent"
+        for one in summary.served
+    ]
+
+
 def _budget_line(use: BudgetUse) -> str:
     """What was used and what is left; what ended the run; how much of it is a guess."""
 
@@ -296,7 +305,7 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
     cost = cost_line(summary)
     if cost is not None:
         console.print(Text(printable(cost)))
-    for line in allowance_lines(summary):
+    for line in (*allowance_lines(summary), *served_lines(summary)):
         console.print(Text(line))
     if summary.rules:
         console.print()

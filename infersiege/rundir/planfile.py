@@ -13,6 +13,7 @@ from infersiege.records import (
     BudgetUse,
     Calibration,
     RateUse,
+    ServedRequests,
     TelemetryAccount,
     TextLengths,
     TraceAccount,
@@ -127,6 +128,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     invalid: tuple[str, ...] = ()
     """Reasons that only the master could see."""
     warnings: tuple[str, ...] = ()
+    served: tuple[ServedRequests, ...] = ()
+    """What the engines counted themselves; `answered` and `sent` are for the summary to fill in."""
     telemetry: TelemetryAccount | None = None
     """None: the plan names no InfluxDB, or the run did not end by itself."""
 

@@ -50,6 +50,7 @@ from infersiege.swarm.versions import all_versions, host_facts, versions
 from infersiege.telemetry.local import LocalAgents
 from infersiege.telemetry.publisher import Publisher
 from infersiege.telemetry.remarks import told, unnamed
+from infersiege.telemetry.served import ServedWatch
 from infersiege.tokens import TextMeasures, measured
 from infersiege.traces import prompt_salt
 
@@ -260,6 +261,7 @@ class Campaign:
             for warning in self._publisher.warnings:
                 self._console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
             self._agents.start()
+            self._served = ServedWatch(self._plan, self._environ)
             result = self._offer_load()
         except BaseException as error:
             self._agents.stop()
@@ -339,6 +341,7 @@ class Campaign:
         if disk_error is not None:
             invalid.append(f"{disk_error}; the load was stopped then")
         file = final_facts(self._file, self._plan, self._source, result, self._lost, invalid)
+        file = msgspec.structs.replace(file, served=self._served.counted())
         try:
             if disk_error is not None and result.intake.unwritten_rows:
                 raise disk_error
