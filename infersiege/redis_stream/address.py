@@ -40,8 +40,11 @@ class Address:
     password_advice: str = "redis://user:password@host:port/0"
     """What to try when it wants another password."""
 
-    def client(self, timeout_s: float = TIMEOUT_S) -> redis.Redis:
-        """One connection, made when it is first used; nothing is tried twice. Raises ValueError, TypeError."""
+    def client(self, timeout_s: float = TIMEOUT_S, *, single: bool = False) -> redis.Redis:
+        """A client that tries nothing twice. Raises ValueError, TypeError.
+
+        `single`: one connection, made now (what that raises comes too); once cut it is not made again without a word.
+        """
         more = {} if self.ca_pem is None else {"ssl_ca_data": self.ca_pem}
         return redis.Redis.from_url(
             self.url,
@@ -50,6 +53,7 @@ class Address:
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
+            single_connection_client=single,
             **more,
         )
 

@@ -94,7 +94,7 @@ class RedisLine:
         if self._client is not None:
             return self._client
         try:
-            client = self.address.client(ANSWER_S)
+            client = self.address.client(ANSWER_S, single=True)
         except (ValueError, TypeError):
             raise UsageError("the address of Redis is none") from None  # the plan was checked
         self._client = client

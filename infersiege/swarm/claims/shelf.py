@@ -117,9 +117,10 @@ class Shelf:
                 return True
             if not self._held:
                 self._claim(1)
-            now_ns = time.monotonic_ns()
-            due = sum(self._served_ns < at_ns <= now_ns + EARLY_NS for at_ns in self._due)
-            self._take(self._held[: max(1, due)])
+            until_ns = time.monotonic_ns() + EARLY_NS
+            while self._held and not self._ready:  # some may be somebody else's by now
+                due = sum(self._served_ns < at_ns <= until_ns for at_ns in self._due)
+                self._take(self._held[: max(1, due)])
             return bool(self._ready)
 
     def _claim(self, count: int) -> None:
@@ -154,11 +155,12 @@ class Shelf:
         now_ns = time.monotonic_ns()
         if now_ns - self._line.connected_ns < TAKE_OVER_S * 1e9 or now_ns - self._looked_ns < LOOK_NS:
             return 0
-        self._looked_ns, found = now_ns, 0
+        found = 0
         for repeat in {max(0, self._repeat - 1), self._repeat}:
             group = self._group(repeat)
             entries = self._ask(group, partial(_swapped, group.take_over, count))
             found += self._hold(entries, repeat)
+        self._looked_ns = 0 if found else now_ns  # there may be more
         return found
 
     def _hold(self, entries: Iterable[Entry], repeat: int) -> int:
