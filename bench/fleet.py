@@ -198,7 +198,7 @@ def fleet_of(workers: int, rate: float, seconds: int, folder: Path, more: str, p
             for first in range(0, workers, WORKERS_A_PROCESS):
                 count = min(WORKERS_A_PROCESS, workers - first)
                 crowd = [sys.executable, script, address, "--workers", str(count), "--first", str(first)]
-                crowd += ["--rate", str(rate)]
+                crowd += ["--fleet", str(workers), "--rate", str(rate)]
                 processes.append(subprocess.Popen(crowd, env=environment, stdout=subprocess.PIPE, stderr=log))
             yield master, out, Crowds(processes)
         finally:

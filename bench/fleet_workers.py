@@ -17,19 +17,16 @@ import json
 import os
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator
-from random import Random
 from select import EPOLLIN, epoll  # before Locust takes it away
 from typing import Any, ClassVar
 
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 import zmq
+from fleet_script import KINDS, Script
 from locust import __version__ as locust_version
 
-from infersiege.metrics.histogram import bucket_of
-from infersiege.metrics.windows import windows
 from infersiege.records import (
     Ack,
     Assignment,
@@ -37,23 +34,20 @@ from infersiege.records import (
     ClientHealth,
     ClockPing,
     Drain,
+    Epoch,
+    EpochAnswer,
+    EpochTable,
     Go,
     Hello,
     Lease,
-    OpenTurn,
-    Outcome,
-    Phase,
     Plays,
     Ready,
     Refusal,
     Report,
     Segment,
-    StampSource,
-    TokensFrom,
-    TurnRecord,
-    WindowRow,
 )
 from infersiege.swarm import messages
+from infersiege.swarm.clock import CLOCK_PINGS
 from infersiege.swarm.rpc import derive_keys
 from infersiege.swarm.secret import SECRET_VARIABLE
 from infersiege.swarm.versions import boot_id, versions
@@ -61,10 +55,6 @@ from infersiege.swarm.versions import boot_id, versions
 SECOND_NS = 1_000_000_000
 BEAT_NS = SECOND_NS // 2
 STATS_NS = 3 * SECOND_NS
-KINDS = [("short-qa", "local"), ("long-document", "local"), ("agent", "local"), ("agent", "cloud")]
-"""Scenario and channel of the turns in a report: four rows for each second that it touches."""
-POOL = 8
-"""Different seconds that a worker tells of, again and again."""
 NO_STATS: dict[str, Any] = {
     "name": "Aggregated", "method": "", "last_request_timestamp": None, "start_time": 0.0, "num_requests": 0,
     "num_none_requests": 0, "num_failures": 0, "total_response_time": 0, "max_response_time": 0,
@@ -72,68 +62,6 @@ NO_STATS: dict[str, Any] = {
     "num_fail_per_sec": {},
 }  # fmt: skip
 """What Locust's statistics of a worker are while our users fire none of its events."""
-
-
-def turns_of_a_second(rate: float, rng: Random, at_ns: int = 0, worker: str = "worker") -> list[TurnRecord]:
-    """Turns that ended in one second, as many as `rate` on average."""
-    count = int(rate) + (rng.random() < rate % 1)
-    return [_turn(rng, at_ns + round(rng.random() * SECOND_NS), worker) for _ in range(count)]
-
-
-def _turn(rng: Random, closed_ns: int, worker: str) -> TurnRecord:
-    scenario, channel = rng.choice(KINDS)
-    tokens = rng.randint(20, 150)
-    ttft_ns, gap_ns = round(rng.lognormvariate(19.2, 0.4)), round(rng.lognormvariate(16.8, 0.2))
-    first_ns = closed_ns - gap_ns * (tokens - 1)
-    sent_ns = first_ns - ttft_ns
-    by_second: dict[int, int] = {}
-    gaps: dict[int, int] = {}
-    for index in range(tokens):
-        second = (first_ns + index * gap_ns) // SECOND_NS
-        by_second[second] = by_second.get(second, 0) + 1
-        if index:
-            bucket = bucket_of(round(gap_ns * rng.gauss(1, 0.05)))
-            gaps[bucket] = gaps.get(bucket, 0) + 1
-    failed = rng.random() < 0.01
-    return TurnRecord(
-        run_id="0123456789ab", worker=worker, epoch=0, session_id=f"{scenario}-{rng.randrange(10**9)}", turn=0,
-        parent_turn=None, scenario=scenario, stage="main", phase=Phase.STEADY, channel=channel,
-        replica="127.0.0.1:8000", engine="vllm", dialect="openai-chat", model_asked="emulated-model",
-        model_answered="emulated-model", request_id=f"{rng.randrange(16**16):016x}", due_ns=sent_ns - 80_000,
-        attempt_ns=sent_ns - 40_000, sent_ns=sent_ns, sent_end_ns=sent_ns + 20_000, first_byte_ns=first_ns,
-        first_token_ns=first_ns, first_token_slack_ns=9_000, first_answer_ns=first_ns, last_token_ns=closed_ns,
-        closed_ns=closed_ns, reused_connection=True, attempts=1, prompt_tokens=rng.randint(50, 4000),
-        cached_tokens=0, output_tokens=tokens, first_chunk_tokens=1, tokens_from=TokensFrom.USAGE, chunks=tokens,
-        chunks_by_second=by_second, gaps=dict(sorted(gaps.items())), finish_reason="stop",
-        outcome=Outcome.FAILED if failed else Outcome.OK, http_status=200, bytes_in=tokens * 180, bytes_out=900,
-        stamp_source=StampSource.KERNEL,
-    )  # fmt: skip
-
-
-class Script:
-    """What busy workers say, made once: `POOL` seconds of turns, as window rows and as compressed records."""
-
-    def __init__(self, rate: float, seed: int) -> None:
-        rng = Random(seed)
-        self.rate = rate
-        seconds = [turns_of_a_second(rate, rng, at_ns=1000 * SECOND_NS) for _ in range(POOL)]
-        self.rows = [windows(turns) for turns in seconds]
-        """Of the Unix second 1,000 and some before it."""
-        halves = [half for turns in seconds for half in (turns[::2], turns[1::2])]
-        encode = msgspec.json.Encoder().encode_lines
-        self.segments = [(len(half), zlib.compress(encode(half), level=1)) for half in halves if half]
-        self.record_bytes = sum(len(encode(turns)) for turns in seconds) // POOL
-        """Of a second's records, before they are compressed."""
-        self.open_turns = tuple(
-            OpenTurn(session_id=f"{turn.scenario}-{rng.randrange(10**9)}", scenario=turn.scenario, stage="main",
-                     phase=Phase.STEADY, channel=turn.channel, turns=1, turn=0, started=True, due_ns=turn.due_ns)
-            for turn in itertools.islice(itertools.cycle(itertools.chain(*seconds)), round(rate * 2))
-        )  # fmt: skip
-
-    def windows(self, number: int, second: int) -> tuple[WindowRow, ...]:
-        """The rows of a report that is sent in this Unix second."""
-        rows = self.rows[number % POOL]
-        return tuple(msgspec.structs.replace(row, second=row.second - 1000 + second) for row in rows)
 
 
 class Seen:
@@ -160,19 +88,22 @@ class Seen:
 class TalkingWorker:
     """One worker's side of the conversation."""
 
-    def __init__(self, name: str, socket: Any, script: Script, seen: Seen, phase_ns: int) -> None:
+    def __init__(self, name: str, socket: Any, script: Script, seen: Seen, *, fleet: int, phase_ns: int) -> None:
         self.name = name
         self.node_id = f"bench_{name}"
         self.socket, self._script, self._seen = socket, script, seen
-        self._phase_ns = phase_ns
-        """Of its second, so that not all speak at once."""
+        self._fleet, self._phase_ns = fleet, phase_ns
+        """The latter: of its second, so that not all speak at once."""
         self._state = "ready"
         self._segments: dict[int, int] = {}
         self._numbers = itertools.count()
         self._reports = 0
         self._records = 0
         self._lease_ns: int | None = None
+        self._epoch = -1
         self._over = False
+        self._ready: Ready | None = None
+        self._pings = 0
         self.due: list[tuple[int, Callable[[int], None]]] = []
         """What it does next, and when; emptied by whoever keeps the time."""
 
@@ -214,14 +145,14 @@ class TalkingWorker:
 
     def _on_assignment(self, data: bytes, now_ns: int) -> None:
         assignment = msgspec.msgpack.decode(data, type=Assignment)
-        messages.send(
-            self,
-            Ready(worker=self.name, plan_hash=assignment.plan_hash, trace_hashes=assignment.trace_hashes,
-                  clock_offset_ns=0, clock_uncertainty_ns=0),
+        self._ready = Ready(
+            worker=self.name, plan_hash=assignment.plan_hash, trace_hashes=assignment.trace_hashes, clock_offset_ns=0,
+            clock_uncertainty_ns=0,
         )  # fmt: skip
-        self._seen.counts["ready"] += 1
-        self.due.append((now_ns + self._phase_ns % BEAT_NS, self._beat))
-        self.due.append((now_ns + self._phase_ns, self._report))
+        self._ping()
+
+    def _ping(self) -> None:
+        messages.send(self, ClockPing(worker=self.name, sent_ns=time.monotonic_ns()))
 
     def _on_refusal(self, data: bytes, _now_ns: int) -> None:
         print(f"{self.name}: {msgspec.msgpack.decode(data, type=Refusal).message}", file=sys.stderr)
@@ -230,6 +161,14 @@ class TalkingWorker:
 
     def _on_clock(self, data: bytes, now_ns: int) -> None:
         self._seen.answers_ns.append(now_ns - msgspec.msgpack.decode(data, type=ClockPing).sent_ns)
+        self._pings += 1
+        if self._pings < CLOCK_PINGS:
+            self._ping()
+        elif self._pings == CLOCK_PINGS and self._ready is not None:
+            messages.send(self, self._ready)
+            self._seen.counts["ready"] += 1
+            self.due.append((now_ns + self._phase_ns % BEAT_NS, self._beat))
+            self.due.append((now_ns + self._phase_ns, self._report))
 
     def _on_ack(self, data: bytes, now_ns: int) -> None:
         sent_ns = self._segments.pop(msgspec.msgpack.decode(data, type=Ack).sequence, None)
@@ -240,6 +179,18 @@ class TalkingWorker:
         if self._lease_ns is not None:
             self._seen.lease_gaps_ns.append(now_ns - self._lease_ns)
         self._lease_ns = now_ns
+
+    def _on_epoch(self, data: bytes, _now_ns: int) -> None:
+        number = msgspec.msgpack.decode(data, type=Epoch).number
+        messages.send(self, EpochAnswer(number=number, accepted=True, next_index=(self._taken,)))
+
+    def _on_table(self, data: bytes, _now_ns: int) -> None:
+        self._epoch = msgspec.msgpack.decode(data, type=EpochTable).epochs[-1].number
+
+    @property
+    def _taken(self) -> int:
+        """Sessions that this worker has begun, of all its fleet's, had all begun as many."""
+        return round(self._reports * self._script.rate) * self._fleet
 
     def _on_spawn(self, data: dict[str, Any], _now_ns: int) -> None:
         self._say("spawning", None)
@@ -272,6 +223,8 @@ class TalkingWorker:
         messages.NAMES[ClockPing]: _on_clock,
         messages.NAMES[Ack]: _on_ack,
         messages.NAMES[Lease]: _on_lease,
+        messages.NAMES[Epoch]: _on_epoch,
+        messages.NAMES[EpochTable]: _on_table,
         messages.NAMES[Drain]: _on_drain,
         messages.NAMES[Go]: lambda self, _data, now_ns: self.due.append((now_ns + STATS_NS, self._locust_stats)),
     }
@@ -292,7 +245,7 @@ class TalkingWorker:
     def _beat(self, at_ns: int) -> None:
         if self._over:
             return
-        messages.send(self, ClockPing(worker=self.name, sent_ns=time.monotonic_ns()))
+        self._ping()
         if self._lease_ns is not None and self._script.segments:
             number = next(self._numbers)
             rows, data = self._script.segments[number % len(self._script.segments)]
@@ -323,6 +276,7 @@ class TalkingWorker:
             open_turns=self._script.open_turns if busy else (), sessions=len(self._script.open_turns),
             in_flight=len(self._script.open_turns), planned_turns=turns + 20, closed_turns=turns,
             started_turns=turns + 20, chunks=turns * 80,
+            epoch=self._epoch, next_index=(self._taken,), clock_offset_ns=0, clock_uncertainty_ns=0,
             plays={f"{scenario}\t{channel}": Plays(taken=turns, sent=turns) for scenario, channel in KINDS},
         )  # fmt: skip
         self._seen.report_bytes = self._say(messages.NAMES[Report], msgspec.msgpack.encode(report))
@@ -331,7 +285,7 @@ class TalkingWorker:
 class Crowd:
     """The workers of this process, on one clock and one poll."""
 
-    def __init__(self, address: str, secret: bytes, *, workers: int, first: int, rate: float) -> None:
+    def __init__(self, address: str, secret: bytes, *, workers: int, first: int, fleet: int, rate: float) -> None:
         self.seen = Seen()
         self._script = Script(rate, seed=first)
         self._context = zmq.Context()
@@ -345,7 +299,8 @@ class Crowd:
         now_ns = time.monotonic_ns()
         for number in range(first, first + workers):
             socket = self._context.socket(zmq.DEALER)
-            worker = TalkingWorker(f"w{number}", socket, self._script, self.seen, number * 7_919_000 % SECOND_NS)
+            phase_ns = number * 7_919_000 % SECOND_NS
+            worker = TalkingWorker(f"w{number}", socket, self._script, self.seen, fleet=fleet, phase_ns=phase_ns)
             socket.setsockopt(zmq.IDENTITY, worker.node_id.encode())
             socket.setsockopt(zmq.LINGER, 0)
             socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = server_public, public, private
@@ -394,10 +349,12 @@ def main() -> None:
     parser.add_argument("address", help="HOST:PORT of the master")
     parser.add_argument("--workers", type=int, default=250)
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    parser.add_argument("--fleet", type=int, help="workers of all processes together; default: these")
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second of each worker")
     options = parser.parse_args()
     secret = os.environ[SECRET_VARIABLE].encode()
-    crowd = Crowd(options.address, secret, workers=options.workers, first=options.first, rate=options.rate)
+    crowd = Crowd(options.address, secret, workers=options.workers, first=options.first,
+                  fleet=options.fleet or options.workers, rate=options.rate)  # fmt: skip
     for told in crowd.run():
         print(json.dumps(told), flush=True)
 
