@@ -94,6 +94,7 @@ BROKEN = [
     (b"", "nothing"),
     (b"\x78\x9c garbage", "not deflate"),
     (zlib.compress(b"x" * 1000)[:-3], "cut"),
+    (zlib.compress(bytes(257 << 20), 1), "a bomb: 257 MiB of zeros"),
 ]
 
 

@@ -26,11 +26,11 @@ ADMISSION_S = 15.0
 GONE_AFTER = 15
 """Heartbeats of the master in a row, one a second, that did not come."""
 
-_SIGNATURE_BYTES = 10
 _GREETING_BYTES = 64
 _MECHANISM = slice(12, 32)
-_GREETING = (b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0")).ljust(_GREETING_BYTES, b"\0")
-"""ZMTP 3.1 (rfc.zeromq.org/spec/37): signature, version, mechanism, as-server, filler. Both sides send it first."""
+_GREETING = b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x01"
+"""Signature and version of ZMTP 3.1 (rfc.zeromq.org/spec/37). Behind it come the mechanism and a filler; a listener
+sends its own as soon as it has read so far, whatever our mechanism would be."""
 
 
 class _NotYetError(Exception):
@@ -96,10 +96,11 @@ def _greet(address: str, port: int) -> None:
             greeting += part
             if greeting[:1] != b"\xff":
                 break
-    if not greeting:
-        # A proxy in front of a master that is not up yet.
+    ours_so_far = greeting[:1] in (b"", b"\xff")
+    if ours_so_far and len(greeting) < _GREETING_BYTES:
+        # A proxy in front of a master that is not up yet, or a master that just ends.
         raise ConnectionResetError(0, "the connection was closed at once")
-    if len(greeting) < _GREETING_BYTES or greeting[_MECHANISM].rstrip(b"\0") != b"CURVE":
+    if not ours_so_far or greeting[_MECHANISM].rstrip(b"\0") != b"CURVE":
         raise UsageError(
             f"--master {shown_address(address, port)}: what listens there is no master of infersiege",
             hint="name the address that `infersiege run` prints, or its --bind",
