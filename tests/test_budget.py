@@ -73,6 +73,8 @@ class Place:
     up: deque[Spending] = field(default_factory=deque)
     down: deque[Grant] = field(default_factory=deque)
     dead: bool = False
+    away: bool = False
+    """The master has given it up, and it goes on: a network cut, or it was stopped."""
     started: int = 0
     spent: int = 0
 
@@ -84,6 +86,8 @@ class Fleet:
         self.limit = limit
         self.treasury = Treasury((limit,), workers=len(users))
         self.now_ns = NOW
+        self.gone: list[Place] = []
+        """Dead ones whose name another one has."""
         self.places = [Place(Purse((limit,)), [User() for _ in range(count)]) for count in users]
         for number, place in enumerate(self.places):
             place.down.append(self.treasury.first(str(number), self.now_ns))
@@ -113,7 +117,11 @@ class Fleet:
         """The master reads a message; those of a worker that it has given up it does not."""
         if place.up:
             spending = place.up.popleft()
-            if not place.dead and (grant := self.treasury.told(str(number), spending, self.now_ns)) is not None:
+            if (
+                not place.dead
+                and not place.away
+                and (grant := self.treasury.told(str(number), spending, self.now_ns)) is not None
+            ):
                 place.down.append(grant)
 
     def deliver(self, place: Place) -> None:
@@ -126,13 +134,29 @@ class Fleet:
             place.dead = True
             self.treasury.lose(str(number))
 
+    def leave(self, number: int, place: Place) -> None:
+        if not place.dead and not place.away:
+            place.away = True
+            self.treasury.lose(str(number))
+
+    def come_back(self, number: int, place: Place) -> None:
+        """The same process; or, where that is dead, a new one of its name."""
+        if place.away:
+            place.away = False
+            self.treasury.found(str(number))
+        elif place.dead:
+            self.places[number] = new = Place(Purse((self.limit,)), [User() for _ in place.users])
+            new.down.append(self.treasury.first(str(number), self.now_ns))
+            self.gone.append(place)
+
     def check(self) -> None:
+        places = (*self.places, *self.gone)
         amount = self.limit.amount
         if self.limit.kind == REQUESTS:
-            assert sum(place.started for place in self.places) <= amount
+            assert sum(place.started for place in places) <= amount
             return
-        last = sum(user.last for place in self.places for user in place.users)
-        assert sum(place.spent for place in self.places) <= amount + last, "more than one request of each user beyond"
+        last = sum(user.last for place in places for user in place.users)
+        assert sum(place.spent for place in places) <= amount + last, "more than one request of each user beyond"
 
     def play_to_the_end(self, amount: int) -> int:
         """Everybody does all they can until the master ends the run. Rounds that it took."""
@@ -160,7 +184,21 @@ class Fleet:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["start", "start", "start", "finish", "finish", "tell", "hear", "deliver", "die"]),
+        st.sampled_from(
+            [
+                *["start", "finish"] * 3,
+                "start",
+                "tell",
+                "hear",
+                "deliver",
+                "tell",
+                "hear",
+                "deliver",
+                "die",
+                "leave",
+                "return",
+            ]
+        ),
         st.integers(0, 3),
         st.integers(0, 3),
         st.integers(1, 200),
@@ -199,6 +237,11 @@ def test_no_order_of_events_spends_more_than_one_request_of_each_user_beyond(
         elif action == "die" and deaths + 1 < len(fleet.places):
             deaths += not place.dead
             fleet.die(number, place)
+        elif action == "leave" and deaths + 1 < len(fleet.places):
+            deaths += not place.dead and not place.away
+            fleet.leave(number, place)
+        elif action == "return":
+            fleet.come_back(number, place)
         fleet.check()
     fleet.play_to_the_end(50)
     fleet.check()

@@ -25,6 +25,10 @@ from infersiege.report.tables import print_emulated
 from infersiege.rundir import default_path
 
 
+RATE_PAUSE_S = 61.0
+"""Before each run of a plan with a rate limit."""
+
+
 def loaded(path: Path, overrides: Sequence[str], duration: str | None) -> tuple[Plan, int]:
     """The plan, checked, and the length of a probe in ns. Raises PlanError, UsageError."""
     more = [] if duration is None else ["run.stop=", f"run.duration={_checked(duration)}"]
@@ -59,12 +63,16 @@ class Probing:
             folder=self.folder,
             workers=options.workers if options.workers is not None else self.plan.run.workers,
             wait_for_target_s=seconds_of("--wait-for-target", options.wait_for_target) / 1e9,
-            pause_s=seconds_of("--pause", options.pause) / 1e9,
+            pause_s=max(seconds_of("--pause", options.pause) / 1e9, self._minute_s()),
             idle_limit_s=seconds_of("--idle-limit", options.idle_limit) / 1e9,
             environ=os.environ,
         )
         self._as_json = options.as_json
         self._console = Console(highlight=False, stderr=options.as_json)
+
+    def _minute_s(self) -> float:
+        """A run does not know what was sent before it: with a rate limit the server's minute has to be over."""
+        return RATE_PAUSE_S if any(channel.rate_limit is not None for channel in self.plan.channels.values()) else 0.0
 
     def must_fit(self, loads: Iterable[float], unit: str) -> None:
         """Raises PlanError when the plan has a fault with one of these loads: before the first run, not at it."""
