@@ -24,7 +24,6 @@ from infersiege.report.capacity_page import CurvePage, render_curves
 from infersiege.report.tables import print_emulated
 from infersiege.rundir import default_path
 
-
 RATE_PAUSE_S = 61.0
 """Before each run of a plan with a rate limit."""
 
