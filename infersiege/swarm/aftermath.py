@@ -18,6 +18,7 @@ from infersiege.records import Plays, TraceChanges, WorkerSummary
 from infersiege.rundir import PlanFile, RunDirectory, StageFacts, StreamFacts
 from infersiege.swarm.clock import clock_warnings, drift_ns
 from infersiege.swarm.ending import ALL_PLAYED, MasterResult
+from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.losses import Loss
 from infersiege.swarm.source import SessionSource, changed_traces
 from infersiege.swarm.spool import remove_spool
@@ -268,15 +269,16 @@ def _spools(result: MasterResult) -> list[str]:
 
 
 def worker_summaries(result: MasterResult) -> tuple[WorkerSummary, ...]:
-    """What is known of each worker at the end."""
+    """What is known of each worker at the end; one that was lost and came back counts as lost."""
+    lost = result.fleet.ever_lost()
     return tuple(
         WorkerSummary(
             worker=worker.name,
             host=worker.hello.host,
             pid=worker.hello.pid,
             turns=result.intake.rows_of.get(worker.name, 0),
-            lost=not worker.alive,
-            lost_at_ns=None if worker.lost_at_ns is None else worker.lost_at_ns + result.offset_ns,
+            lost=worker in lost,
+            lost_at_ns=_first_lost_ns(worker, result.offset_ns),
             records_promised=worker.bye.records if worker.bye else None,
             records_received=result.intake.rows_of.get(worker.name, 0),
             hub_lag_p99_ns=worker.bye.hub_lag_p99_ns if worker.bye else None,
@@ -287,6 +289,11 @@ def worker_summaries(result: MasterResult) -> tuple[WorkerSummary, ...]:
         )
         for worker in result.fleet.workers.values()
     )
+
+
+def _first_lost_ns(worker: WorkerState, offset_ns: int) -> int | None:
+    lost_ns = worker.away[0][0] if worker.away else worker.lost_at_ns
+    return None if lost_ns is None else lost_ns + offset_ns
 
 
 def rescued(result: MasterResult, error: InfersiegeError) -> RunDirectory:
