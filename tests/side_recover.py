@@ -12,7 +12,7 @@ from infersiege.errors import InfersiegeError
 from infersiege.rundir import RunDirectory
 from infersiege.swarm.leftovers import named
 from infersiege.swarm.recovered_facts import begin
-from infersiege.swarm.recovery import recover
+from infersiege.swarm.recovery import is_over, recover
 
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 UNTOUCHED = 77
@@ -31,10 +31,12 @@ def _recover_until(folder: Path, spools: Path, step: int | None) -> None:
 
     sys.addaudithook(watch)
     try:
-        there = [path for path in sorted(spools.iterdir()) if any(path.iterdir())] if spools.exists() else []
         path = folder / "run"
-        with RunDirectory.open(path) if (path / "plan.json").exists() else begin(path, named(there)) as run:
-            recover(run, named(there))
+        spools_there = [spools]
+        if (path / "plan.json").exists() and is_over(RunDirectory.open(path)):
+            spools_there = []
+        with RunDirectory.open(path) if (path / "plan.json").exists() else begin(path, named(spools_there)) as run:
+            recover(run, named(spools_there))
     except InfersiegeError as error:
         os.write(2, f"{error}\n".encode())
         os._exit(int(error.exit_code))

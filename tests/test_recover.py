@@ -26,7 +26,7 @@ from infersiege.records import Outcome, Reason
 from infersiege.rundir import RunDirectory
 from infersiege.swarm.leftovers import named
 from infersiege.swarm.recovered_facts import begin
-from infersiege.swarm.recovery import Recovered, recover
+from infersiege.swarm.recovery import Marker, Recovered, recover
 from infersiege.swarm.spool import Spool, SpoolInfo, in_use, pid_started, read_info, spool_path
 from infersiege.swarm.versions import boot_id
 
@@ -303,6 +303,26 @@ def test_from_spools_alone_records_that_had_come_home_are_lost(crash: Crash) -> 
     invalid = RunDirectory.open(out).read_summary().invalid
     assert "made from the spools" in invalid[0] and "the master ended" in invalid[1]
     assert not any("not conserved" in reason for reason in invalid)
+
+
+def test_the_same_words_do_when_it_was_killed_while_it_removed_a_spool_of_another_host(
+    siege: Siege, crash: Crash
+) -> None:
+    """One of the spools that the command names is gone, and the other one is half removed."""
+    crash.folder = siege.folder / "crash"
+    small_crash(crash)
+    crash.master_dies()
+    words = ("recover", str(crash.path), *(str(one.path) for one in crash.leftovers()))
+    first, second = (one.path for one in crash.leftovers())
+    assert siege.command(*words, "--keep")[0] == 3
+    shutil.rmtree(first)
+    (second / "plan.json").unlink()
+    marker = Marker(spools=(str(first), str(second)), settled=True)
+    (crash.path / "recovery.json").write_bytes(msgspec.json.encode(marker))
+    assert siege.command(*words)[0] == 3
+    assert not second.exists() and not (crash.path / "recovery.json").exists()
+    code, out = siege.command(*words)
+    assert (code, out) == (2, f"error: {crash.path}: this run is complete: nothing to recover\n")
 
 
 def test_spools_of_several_runs_or_without_a_plan_make_no_run(crash: Crash) -> None:

@@ -56,19 +56,22 @@ def recover(context: click.Context, paths: tuple[Path, ...], out: Path | None, k
 
 
 def _recover(paths: Sequence[Path], out: Path | None, *, keep: bool, partial: bool) -> tuple[Recovered, Path]:
-    from infersiege.rundir import RunDirectory
+    from infersiege.rundir import PLAN, RunDirectory
     from infersiege.swarm.leftovers import found_here, named
     from infersiege.swarm.recovered_facts import begin
+    from infersiege.swarm.recovery import is_over
     from infersiege.swarm.recovery import recover as bring_home
 
     leftovers: list[Leftover]
     if out is None:
         run = RunDirectory.open(paths[0])
         run_id = run.read_plan().run_id
-        leftovers = named(paths[1:])
+        leftovers = [] if is_over(run) else named(paths[1:])
         known = {one.path.resolve() for one in leftovers}
         here = (one for one in found_here(os.environ) if one.info.run_id == run_id)
         leftovers += [one for one in here if one.path.resolve() not in known]
+    elif (out / PLAN).exists() and is_over(run := RunDirectory.open(out)):
+        leftovers = []
     else:
         leftovers = named(paths)
         run = begin(out, leftovers)

@@ -92,6 +92,12 @@ def recover(
     return result
 
 
+def is_over(run: RunDirectory) -> bool:
+    """Whether there is nothing to bring home any more: the spools that a command line names may be gone."""
+    marker = _marker(run)
+    return marker.settled if marker is not None else run.read_plan().ended_ns is not None
+
+
 def _complete(run: RunDirectory, file: PlanFile, leftovers: Sequence[Leftover]) -> UsageError:
     if not leftovers:
         return UsageError(f"{run.path}: this run is complete: nothing to recover")
