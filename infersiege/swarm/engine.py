@@ -72,7 +72,12 @@ class SiegeEnvironment(Environment):
         def guarded(client_id: str, message: Any) -> None:
             nonlocal faults
             try:
-                handle(client_id, message)
+                # Locust looks through all its workers after each message, which ours do not change.
+                ours = runner.custom_messages.get(message.type)
+                if ours is None:
+                    handle(client_id, message)
+                else:
+                    ours[0](environment=self, msg=message)
             except Exception:
                 faults += 1
                 if faults <= FAULTS_SHOWN:
