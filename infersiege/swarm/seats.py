@@ -104,6 +104,8 @@ class Seats:
             number: {slot: _Slot(holder, holder) for slot, holder in first_slots(most, members).items()}
             for number, most in users.items()
         }
+        self._owned: dict[int, dict[str, list[int]]] | None = None
+        """Users of each closed stream by who has them and keeps them; None: to be made anew."""
         self._spread = 0
         """Number of the epoch for which users were last spread."""
 
@@ -173,10 +175,14 @@ class Seats:
 
     def slots_of(self, worker: str) -> UserSlots:
         """All users that a worker is to have now."""
-        slots = {
-            number: tuple(one for one, slot in slots.items() if slot.holder == worker == slot.following)
-            for number, slots in self._slots.items()
-        }
+        if self._owned is None:
+            # Made for all at once: a thousand workers that each look through ten thousand users would stop the master.
+            self._owned = {number: {} for number in self._slots}
+            for number, slots in self._slots.items():
+                for one, slot in slots.items():
+                    if slot.holder == slot.following:
+                        self._owned[number].setdefault(slot.holder, []).append(one)
+        slots = {number: tuple(owned.get(worker, ())) for number, owned in self._owned.items()}
         return UserSlots(epoch=self._spread, slots=slots)
 
     def held(self, worker: str, message: SlotsHeld) -> Iterator[Letter]:
@@ -189,7 +195,7 @@ class Seats:
             for one, slot in slots.items():
                 if slot.holder == worker != slot.following and one not in still:
                     slot.holder = slot.following
-                    gainers[slot.following] = None
+                    gainers[slot.following] = self._owned = None
         yield from (Letter(gainer, self.slots_of(gainer)) for gainer in gainers)
 
     # ---------------------------------------------------------------------------------------------------------- steps
@@ -220,6 +226,7 @@ class Seats:
 
     def _spread_users(self) -> Iterator[Letter]:
         self._spread = self.table.number
+        self._owned = None
         members = self.table.last.members
         for slots in self._slots.values():
             wanted = spread_slots({one: slot.following for one, slot in slots.items()}, members)
