@@ -105,7 +105,7 @@ def test_what_is_no_table(epochs: list[Epoch], why: str) -> None:
 def test_another_table_gives_what_was_passed_by(
     me: str, taken: int, later: int, members: list[str], with_times: bool
 ) -> None:
-    """A worker that has taken some of its tickets, and looked at the next one, takes all that the new table gives it."""
+    """A worker that has taken some tickets, and looked at the next one, takes all that the new table gives it."""
     tickets = timed() if with_times else timeless()
     walk = TicketWalk(iter(tickets), me)
     first = Table([epoch(0, "ab")])

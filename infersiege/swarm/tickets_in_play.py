@@ -99,8 +99,9 @@ class TicketsInPlay:
             walk.use(table)
         if self.accepted is not None and self.accepted.number <= table.number:
             self.accepted = None
-        if before >= 0 and any(epoch.number > before and self.me not in epoch.members for epoch in table.epochs):
-            self.expelled, self.slots_epoch = True, table.number
+        without = [epoch.number for epoch in table.epochs if epoch.number > before and self.me not in epoch.members]
+        if before >= 0 and without and not self.expelled:
+            self.expelled, self.slots_epoch = True, max(self.slots_epoch, without[0])
         return True
 
     def give_slots(self, message: UserSlots) -> bool:
