@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -82,6 +83,15 @@ class LineWork:
     lend: Lend
 
 
+class Cleared(NamedTuple):
+    """Where a turn goes, and leave to send it there at once."""
+
+    leg: Leg
+    leave: Leave
+    tokens: int
+    """That it asks for: its prompt and its longest answer."""
+
+
 class SessionPlayer:
     """Plays prepared sessions on this worker."""
 
@@ -143,14 +153,14 @@ class SessionPlayer:
                 self._due_at_the_latest(work)
                 return last
             tokens = asked_tokens(turn, early[way.likely])
-            sending = self._next_leg(work, tokens)
-            if sending is None:
+            cleared = self._next_leg(work, tokens)
+            if cleared is None:
                 return last
             if turn.delay_cut_ns:
                 play.capped(turn.delay_cut_ns)
             if turn.clipped_tokens:
                 play.clipped()
-            played, last = self._play_turn(work, turn, sending, early, tokens)
+            played, last = self._play_turn(work, turn, cleared, early)
             due_ns = line.ended_ns = played.ended_ns
             if last.outcome is Outcome.CANCELLED:
                 return last
@@ -182,19 +192,14 @@ class SessionPlayer:
             self._play_line(work, ended_ns)
 
     def _play_turn(
-        self,
-        work: LineWork,
-        turn: PreparedTurn,
-        sending: tuple[Leg, Leave],
-        early: dict[Route, Request],
-        tokens: int,
+        self, work: LineWork, turn: PreparedTurn, cleared: Cleared, early: dict[Route, Request]
     ) -> tuple[Played, TurnRecord]:
         """Send a turn, again and elsewhere as its channel says. (last attempt, the turn's record, which is closed).
 
-        `early`: the request that was built before the turn was due, by the route that it is for. `tokens`: that it asks
-        for.
+        `early`: the request that was built before the turn was due, by the route that it is for.
         """
-        leg, leave = sending
+        leave: Leave | None
+        leg, leave, tokens = cleared
         opened, way, ledger = work.line.opened, work.way, self._turns.ledger
         tries, record = Tries(), None
         opened.channel = leg.route.labels
@@ -224,19 +229,17 @@ class SessionPlayer:
                 if retries < route.channel.retries and is_refused(played.record.error_class, played.record.http_status):
                     retries += 1
                     tries.retry_cut = True  # Also when this greenlet is stopped while it waits.
-                    again = self._wait_to_retry(played.record, retries, work.session, tokens)
-                    if again is None:
+                    leave = self._wait_to_retry(played.record, retries, work.session, tokens)
+                    if leave is None:
                         break
-                    leave = again
                     tries.retry_cut, tries.retried = False, True
                     continue
                 following = way.after_failure(tried) if fails_over(played.record.error_class) else None
                 if following is None:
                     break
-                again = self._may_send(following.route.labels.name, work.session, tokens)
-                if again is None:
+                leave = self._may_send(following.route.labels.name, work.session, tokens)
+                if leave is None:
                     break
-                leave = again
                 leg, retries, tries.failed_over = following, 0, True
                 tried.append(leg.part)
                 opened.channel = leg.route.labels
@@ -256,7 +259,7 @@ class SessionPlayer:
             return None
         return self._may_send(refused.channel, session, tokens)
 
-    def _next_leg(self, work: LineWork, tokens: int) -> tuple[Leg, Leave] | None:
+    def _next_leg(self, work: LineWork, tokens: int) -> Cleared | None:
         """Where the next turn goes, with leave to send it there at once.
 
         None: the load is over, or the turn asks for more tokens than the channel's rate limit ever gives, which ends
@@ -273,7 +276,7 @@ class SessionPlayer:
                     return None
                 taken, kept = self._purse.take(channel, tokens, kept), None
                 if taken is not None:
-                    return leg, taken
+                    return Cleared(leg, taken, tokens)
                 # Meanwhile another part of a hybrid channel may become the right one.
                 kept = self._purse.wait(channel, tokens)
             return None

@@ -8,12 +8,13 @@ last moment at which it can have been. A place in the log is free again a minute
 GUARD_NS: at the server they are a minute apart as long as no request is longer on its way there than GUARD_NS.
 
 Beside the log stands a bucket that refills continuously, as those of clouds do: the minute's amount is not spent at the
-minute's start. All here is pure: clocks are arguments, one monotonic clock, in ns.
+minute's start. All that decides is pure: clocks are arguments, one monotonic clock, in ns.
 """
 
 from __future__ import annotations
 
 import heapq
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,18 @@ def rates_of(plan: Plan) -> tuple[Rate, ...]:
         for name, channel in plan.channels.items()
         if channel.rate_limit is not None
     )
+
+
+class SentBefore:
+    """Requests that were sent before the load."""
+
+    def __init__(self) -> None:
+        self.at_ns: dict[str, list[int]] = {}
+        """By channel, monotonic."""
+
+    def note(self, channel: str) -> None:
+        """One has just ended."""
+        self.at_ns.setdefault(channel, []).append(time.monotonic_ns())
 
 
 class _Meter:

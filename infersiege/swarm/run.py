@@ -42,6 +42,7 @@ from infersiege.swarm.ledger import ChannelLabels
 from infersiege.swarm.losses import Loss, LossAccount, describe, orphans
 from infersiege.swarm.master import Master
 from infersiege.swarm.papers import write_papers
+from infersiege.swarm.ratelimit import SentBefore
 from infersiege.swarm.rpc import SECRET_VARIABLE, install
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.status_page import StatusBoard, StatusPage
@@ -105,21 +106,17 @@ def run_plan(
             console.print(f"status page: {page.url}", highlight=False, markup=False)
         # Before the target is asked anything: a directory that can't be written is a mistake that costs no request.
         run = RunDirectory.create(options.out, name=plan.run.name or "run", now_ns=now_ns)
-        sent_ns: dict[str, list[int]] = {name: [] for name in plan.channels}
-
-        def told(channel: str) -> None:
-            sent_ns[channel].append(time.monotonic_ns())
-
+        sent = SentBefore()
         try:
             channels = (
                 unexamined(plan)
                 if options.skip_doctor
-                else preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns, asked=told)
+                else preflight(plan, environ=environ, wait_ns=options.wait_for_target_ns, asked=sent.note)
             )
             asked, plan = plan, adapted(plan, channels)
             source = source.of_plan(plan)
             salt = prompt_salt(plan.run.nonce or "", stage_names(plan.load)[0], 0)
-            texts = measured(plan, source.traces, channels, environ, salt=salt, asked=told)
+            texts = measured(plan, source.traces, channels, environ, salt=salt, asked=sent.note)
         except BaseException:
             discard(run)
             raise
@@ -127,7 +124,7 @@ def run_plan(
         for line in (*introductions(channels), *texts.lines, *told_limits(asked, plan), *ahead(plan, source)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         board.emulated = any(facts.emulated for facts in channels.values())
-        fleet = replace(fleet, sent_ns=sent_ns)
+        fleet = replace(fleet, sent_ns=sent.at_ns)
         campaign = Campaign(plan, source, channels, texts, fleet, run, board, console, interrupts, environ)
         return campaign.execute(gated=options.gated)
 

@@ -37,19 +37,14 @@ class Exchange(Backlog):
     def __init__(self, client: Client, request: Request, sink: BodySink, deadlines: Deadlines, woken: Any) -> None:
         super().__init__()
         self._client = client
-        self._sink = sink
-        self._deadlines = deadlines
-        self._woken = woken
-        self._payload = b""
-        self._request = request
+        self._sink, self._deadlines, self._woken = sink, deadlines, woken
+        self._request, self._payload = request, b""
         self._connection: Connection | None = None
         self._result = ExchangeResult(attempt_ns=monotonic_ns(), headers={})
         self._phase_ns = self._result.attempt_ns
         self._alarm = Alarm(client.loop)
-        self._steps = client.clock.steps
-        self._resent = False
-        self._framing = Framing()
-        self._to = _RAW
+        self._steps, self._resent = client.clock.steps, False
+        self._framing, self._to = Framing(), _RAW
         self._whole = WholeBody()
         self._last_ns = 0
         self._stream_closed_ns: int | None = None
