@@ -182,8 +182,8 @@ class Seats:
                 for one, slot in slots.items():
                     if slot.holder == slot.following:
                         self._owned[number].setdefault(slot.holder, []).append(one)
-        slots = {number: tuple(owned.get(worker, ())) for number, owned in self._owned.items()}
-        return UserSlots(epoch=self._spread, slots=slots)
+        its = {number: tuple(owned.get(worker, ())) for number, owned in self._owned.items()}
+        return UserSlots(epoch=self._spread, slots=its)
 
     def held(self, worker: str, message: SlotsHeld) -> Iterator[Letter]:
         """A worker says which users it still has beyond its own: the others are free for those who are to have them."""
