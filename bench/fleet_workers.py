@@ -3,9 +3,9 @@
     INFERSIEGE_SECRET=… python bench/fleet_workers.py 127.0.0.1:5557 --workers 250 --first 0 --rate 10
 
 Each has a socket of its own with CURVE, and sends what a busy worker sends, at the same times: Locust's heartbeat each
-second and its statistics each third one, our sign of life and a segment of records each half second, a report with
-histograms each second. What it says is made up beforehand, from records with the shape of real ones. It writes one
-JSON line of what it saw each second, and ends when all its workers were told to.
+second, our sign of life and a segment of records each half second, a report with histograms each second. What it says
+is made up beforehand, from records with the shape of real ones. It writes one JSON line of what it saw each second, and
+ends when all its workers were told to.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from infersiege.records import (
     Epoch,
     EpochAnswer,
     EpochTable,
-    Go,
     Hello,
     Lease,
     Plays,
@@ -54,14 +53,6 @@ from infersiege.swarm.versions import boot_id, versions
 
 SECOND_NS = 1_000_000_000
 BEAT_NS = SECOND_NS // 2
-STATS_NS = 3 * SECOND_NS
-NO_STATS: dict[str, Any] = {
-    "name": "Aggregated", "method": "", "last_request_timestamp": None, "start_time": 0.0, "num_requests": 0,
-    "num_none_requests": 0, "num_failures": 0, "total_response_time": 0, "max_response_time": 0,
-    "min_response_time": None, "total_content_length": 0, "response_times": {}, "num_reqs_per_sec": {},
-    "num_fail_per_sec": {},
-}  # fmt: skip
-"""What Locust's statistics of a worker are while our users fire none of its events."""
 
 
 class Seen:
@@ -226,7 +217,6 @@ class TalkingWorker:
         messages.NAMES[Epoch]: _on_epoch,
         messages.NAMES[EpochTable]: _on_table,
         messages.NAMES[Drain]: _on_drain,
-        messages.NAMES[Go]: lambda self, _data, now_ns: self.due.append((now_ns + STATS_NS, self._locust_stats)),
     }
 
     # --------------------------------------------------------------------------------------------------- what it says
@@ -235,12 +225,6 @@ class TalkingWorker:
         state = {"state": self._state, "current_cpu_usage": 40.0, "current_memory_usage": 150_000_000}
         self._say("heartbeat", state)
         self.due.append((at_ns + SECOND_NS, self._locust_beat))
-
-    def _locust_stats(self, at_ns: int) -> None:
-        users = {"Director": 1, "SessionUser": round(self._script.rate * 2)}
-        self._say("stats", {"stats": [], "stats_total": NO_STATS, "errors": {}, "user_classes_count": users,
-                            "user_count": sum(users.values())})  # fmt: skip
-        self.due.append((at_ns + STATS_NS, self._locust_stats))
 
     def _beat(self, at_ns: int) -> None:
         if self._over:
