@@ -11,6 +11,7 @@ from infersiege.doctor import targets
 from infersiege.doctor.examination import examine
 from infersiege.doctor.findings import Check, Verdict, fit
 from infersiege.doctor.host import examine_host
+from infersiege.doctor.redis import examine_redis
 from infersiege.doctor.telemetry import examine_telemetry
 from infersiege.doctor.tools import sends_tools
 from infersiege.errors import ExitCode, strongest
@@ -26,7 +27,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One check of one thing."""
 
     subject: str
-    """Name of a channel (with `#n`: its n-th address), `host` or `telemetry`."""
+    """Name of a channel (with `#n`: its n-th address), `host`, `telemetry` or `redis`."""
     check: str
     verdict: str
     """ok, warning or fault."""
@@ -85,5 +86,9 @@ def examine_plan(
     tell("telemetry", series.checks)
     if series.error is not None:
         codes.add(series.error.exit_code)
+    sessions = examine_redis(plan, environ)
+    tell("redis", sessions.checks)
+    if sessions.error is not None:
+        codes.add(sessions.error.exit_code)
     worst = next((name for name in ("fault", "warning") if any(line.verdict == name for line in lines)), "ok")
     return Examined(verdict=worst, exit_code=strongest(codes), lines=tuple(lines), channels=facts)

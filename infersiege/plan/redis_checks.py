@@ -40,6 +40,8 @@ def in_redis(draft: Draft, here: KeyPath, workload: Workload) -> None:
 
 def source_fault(url: str) -> str | None:
     """What is wrong with an address, without a word of it that may be a password; None: nothing."""
+    if "@" in url:
+        return "has a user or a password in it; [redis] has user, and password_env for the variable of the password"
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -47,8 +49,6 @@ def source_fault(url: str) -> str | None:
         return f"is no address of a Redis; write it like {_FORM}"
     if parts.scheme not in SCHEMES:
         return f"is no address of a Redis; write it like {_FORM}"
-    if "@" in f"{parts.path}{parts.query}{parts.fragment}" or ":" in parts.netloc.rpartition("@")[0]:
-        return "has a password in it, which must not stand in a plan; name its variable in password_env of [redis]"
     if parts.query or parts.fragment:
         return "has more than an address: leave out what comes after ? or #"
     if parts.scheme == "unix":
@@ -72,7 +72,13 @@ def access(draft: Draft) -> None:
         here = ("workload", index, "source")
         if plan.redis.ca is not None and workload.source is not None and faults.ok("redis", "ca") and faults.ok(*here):
             _ca(draft, workload.source)
+    if plan.redis.user is not None and faults.ok("redis", "user") and not _has_password(draft):
+        faults.add(("redis", "user"), "needs a password; name its variable in password_env")
     _password(draft)
+
+
+def _has_password(draft: Draft) -> bool:
+    return any(draft.written("redis", key) for key in ("password_env", "password_file"))
 
 
 def _ca(draft: Draft, source: str) -> None:

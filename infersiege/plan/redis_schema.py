@@ -12,6 +12,7 @@ from infersiege.plan.bounds import SECOND_NS, SPAN, meta
 class RedisAccess(msgspec.Struct, frozen=True, kw_only=True):
     """[redis]: the same for every workload that has a `source`."""
 
+    user: Annotated[str | None, meta("User, where it is not the default one", longest=200)] = None
     password_env: Annotated[str | None, meta("Environment variable that holds the password, on every host")] = None
     password_file: Annotated[str | None, meta("File that holds the password, and nothing else")] = None
     ca: Annotated[

@@ -222,7 +222,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _meta(
             "Redis that has the trace (`infersiege traces load`) and hands its sessions to workers as they need them: "
-            "`redis://[user@]host[:port][/db]`, `rediss://…` or `unix://…`, without a password (docs/redis.md)"
+            "`redis://host[:port][/db]`, `rediss://…` or `unix://…`, without user and password (docs/redis.md)"
         ),
     ] = None
     format: Annotated[str | None, _meta("Trace format, if it can't be told from the content", choices="READERS")] = None

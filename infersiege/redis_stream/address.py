@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from infersiege.channels.redaction import scrub
@@ -20,6 +22,8 @@ from infersiege.plan.schema import Plan
 from infersiege.redact import redis_password
 
 TIMEOUT_S = 10.0
+OLDEST = (6, 2)
+"""The first version that has XAUTOCLAIM."""
 _FORM = "redis://USER:PASSWORD@HOST:6379/0; / # ? @ : as %2F %23 %3F %40 %3A"
 _LONGEST = 200
 _HIDDEN = "the address of --redis"
@@ -31,6 +35,8 @@ class Address:
     """A Redis, and what it takes to get in."""
 
     url: str = field(repr=False)
+    user: str | None = None
+    """Beside the URL; None: the one in it, or the default one."""
     password: str | None = field(default=None, repr=False)
     """Beside the URL; None: the one in it, if there is one."""
     ca_pem: str | None = field(default=None, repr=False)
@@ -48,6 +54,7 @@ class Address:
         more = {} if self.ca_pem is None else {"ssl_ca_data": self.ca_pem}
         return redis.Redis.from_url(
             self.url,
+            username=self.user,
             password=self.password,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
@@ -62,10 +69,11 @@ def address_of(plan: Plan, source: str, environ: Mapping[str, str]) -> Address:
     """The Redis that a workload names. Raises UsageError for a password that can't be had."""
     return Address(
         source,
+        user=plan.redis.user,
         password=redis_password(plan.redis, environ),
         ca_pem=pem_of(plan.redis.ca) if plan.redis.ca is not None and source.startswith("rediss:") else None,
         advice="is Redis running there? `source` of the workload names it",
-        password_advice="password_env or password_file of [redis] names where it is; the user stands in `source`",
+        password_advice="[redis] has user, and password_env or password_file for where the password is",
     )
 
 
@@ -109,6 +117,23 @@ def check_database(url: str) -> None:
         and not re.fullmatch(r"(/[0-9]{0,9})?", parts.path)
     ):
         raise UsageError(f"{shown(url)}: is no Redis URL: what follows the / is no number of a database", hint=_FORM)
+
+
+def check_version(server: redis.Redis, address: Address) -> str:
+    """What it is: `Redis 7.0.15`, `Valkey 8.1.1`. Raises UsageError for one that is too old."""
+    try:
+        facts: Any = server.info("server")
+    except NoPermissionError:
+        return "Redis"
+    name, version = "Redis", str(facts.get("redis_version", ""))
+    if facts.get("server_name") == "valkey":
+        name, version = "Valkey", str(facts.get("valkey_version", version))
+    elif tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST:
+        raise UsageError(
+            f"{shown(address.url)}: is Redis {version}, which can't hand out sessions",
+            hint=f"{OLDEST[0]}.{OLDEST[1]} is the oldest that can",
+        )
+    return f"{name} {version}".strip()
 
 
 @contextmanager

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import redis
-from redis.exceptions import NoPermissionError
 
 from infersiege.errors import UsageError
 from infersiege.plan.schema import Plan
 from infersiege.records import Plays, TurnRecord
-from infersiege.redis_stream import Address, address_of, keys, shown
-from infersiege.redis_stream.address import connected, refusal
+from infersiege.redis_stream import Address, address_of, keys
+from infersiege.redis_stream.address import check_version, connected, refusal
 from infersiege.redis_stream.groups import Group
 from infersiege.redis_stream.names import RUN_S, index_of, run_key, run_of
 from infersiege.swarm.ledger import workload_key
@@ -25,8 +24,6 @@ log = logging.getLogger("infersiege.swarm.claims")
 
 END_S = 2.0
 """Most that the end of a run waits for a Redis."""
-OLDEST = (6, 2)
-"""The first version that has XAUTOCLAIM."""
 
 
 class Remarks(NamedTuple):
@@ -116,23 +113,6 @@ class ClaimKeeper:
                 places.setdefault(workload.source, []).append(place)
         for source, some in places.items():
             yield address_of(self.plan, source, self.environ), some
-
-
-def check_version(server: redis.Redis, address: Address) -> str:
-    """What it is: `Redis 7.0.15`, `Valkey 8.1.1`. Raises UsageError for one that is too old."""
-    try:
-        facts: Any = server.info("server")
-    except NoPermissionError:
-        return "Redis"
-    name, version = "Redis", str(facts.get("redis_version", ""))
-    if facts.get("server_name") == "valkey":
-        name, version = "Valkey", str(facts.get("valkey_version", version))
-    elif tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST:
-        raise UsageError(
-            f"{shown(address.url)}: is Redis {version}, which can't hand out sessions",
-            hint=f"{OLDEST[0]}.{OLDEST[1]} is the oldest that can",
-        )
-    return f"{name} {version}".strip()
 
 
 def forget_dead_runs(server: redis.Redis, name: str) -> int:
