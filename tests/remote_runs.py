@@ -145,10 +145,14 @@ class RemoteRun:
     def host(self, worker: str) -> Host:
         return self.site.hosts[worker]
 
-    def until_loaded(self, seconds: float = 0.0, within_s: float = 60.0) -> None:
+    def until_loaded(self, seconds: float = 0.0, within_s: float = 80.0) -> None:
         """Wait until the first record has come home, and some time of load more."""
         turns = self.path / "turns.jsonl"
-        _until(lambda: turns.exists() and turns.stat().st_size > 0, within_s, self.master)
+        try:
+            _until(lambda: turns.exists() and turns.stat().st_size > 0, within_s, self.master)
+        except AssertionError as error:
+            said = (f"{name}: {process.output()[-300:]}" for name, process in self.workers.items())
+            raise AssertionError("\n".join((str(error), *said))) from None
         time.sleep(seconds)
 
     def wait(self, within_s: float = 90.0) -> Ran:
