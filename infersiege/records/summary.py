@@ -271,6 +271,16 @@ class WorkerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """So far that offset may have been from the true one."""
     clock_drift_ns: int | None = None
     """How much the offset had changed by the end, or by the last report of a worker that was lost; None: not known."""
+    back_at_ns: int | None = None
+    """When it was back for good; None: it was never lost, or did not come back."""
+    away: tuple[tuple[int, int], ...] = ()
+    """From when to when it was lost, and came back."""
+    taken_over_ns: int | None = None
+    """From then on others played its share; None: it was never lost, or nobody did."""
+    taken_over_by: tuple[str, ...] = ()
+    """Those who were there then."""
+    unplayed: int = 0
+    """Sessions that were its own, and that nobody played."""
 
 
 class StageResources(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,6 +45,9 @@ EVENT_WORDS: Mapping[str, str] = {
     "idle_unknown": "not known whether idle",
     "load_ended": "load ended",
     "worker_lost": "worker lost",
+    "worker_back": "lost worker is back",
+    "worker_joined": "worker joined",
+    "epoch": "arrivals and users shared out anew",
     "worker_settled": "lost worker's turns accounted for",
     "worker_refused": "worker refused",
     "disk_full": "disk full",
@@ -247,7 +250,10 @@ def _health(summary: Summary, collected: Collected, charts: Sequence[Chart]) -> 
         lag = None if worker.hub_lag_p99_ns is None else worker.hub_lag_p99_ns / 1e6
         offset = f"{number(worker.clock_offset_ns / 1e6)} ± {number(worker.clock_uncertainty_ns / 1e6)}"
         drift = number(None if worker.clock_drift_ns is None else worker.clock_drift_ns / 1e6)
-        state = '<b class="v-fail">LOST</b>' if worker.lost else "finished"
+        state = "finished"
+        if worker.lost:
+            back_s = sum(back_ns - lost_ns for lost_ns, back_ns in worker.away) / 1e9
+            state = '<b class="v-fail">LOST</b>' if worker.back_at_ns is None else f"lost for {number(back_s)} s"
         promised = f"{count(worker.records_received)} / {count(worker.records_promised)}"
         name = f"{text(worker.worker)} on {text(worker.host)}"
         fit = _fitness(fitness.get(worker.worker))

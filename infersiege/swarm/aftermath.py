@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,8 +38,11 @@ class LostShare:
     planned_turns: int = 0
     changes: dict[str, TraceChanges] = field(default_factory=dict)
     """How much they had not played as the trace has it, by workload."""
+    unplayed: dict[str, int] = field(default_factory=dict)
+    """Sessions that nobody played, by worker."""
 
-    def add(self, loss: Loss) -> None:
+    def add(self, worker: str, loss: Loss) -> None:
+        self.unplayed[worker] = loss.unplayed
         self.planned_turns += loss.planned_turns
         _add(self.plays, loss.plays)
         _add(self.changes, loss.changes)
@@ -129,7 +133,7 @@ def final_facts(
         stages=stages,
         planned_turns=lost.planned_turns + sum(bye.planned_turns for bye in farewells),
         traces=accounts,
-        workers=worker_summaries(result),
+        workers=worker_summaries(result, lost),
         budgets=result.budgets,
         rate_limits=result.rate_limits,
         invalid=(
@@ -268,7 +272,7 @@ def _spools(result: MasterResult) -> list[str]:
     ]
 
 
-def worker_summaries(result: MasterResult) -> tuple[WorkerSummary, ...]:
+def worker_summaries(result: MasterResult, shares: LostShare) -> tuple[WorkerSummary, ...]:
     """What is known of each worker at the end; one that was lost and came back counts as lost."""
     lost = result.fleet.ever_lost()
     return tuple(
@@ -286,9 +290,24 @@ def worker_summaries(result: MasterResult) -> tuple[WorkerSummary, ...]:
             clock_offset_ns=worker.clock_offset_ns,
             clock_uncertainty_ns=worker.clock_uncertainty_ns,
             clock_drift_ns=drift_ns(worker),
+            back_at_ns=worker.away[-1][1] + result.offset_ns if worker.away and worker.alive else None,
+            away=tuple((lost_ns + result.offset_ns, back_ns + result.offset_ns) for lost_ns, back_ns in worker.away),
+            taken_over_ns=taken_over_ns,
+            taken_over_by=taken_over_by,
+            unplayed=shares.unplayed.get(worker.name, 0),
         )
         for worker in result.fleet.workers.values()
+        for taken_over_ns, taken_over_by in [_taken_over(result, worker.name)]
     )
+
+
+def _taken_over(result: MasterResult, worker: str) -> tuple[int | None, tuple[str, ...]]:
+    """From when (epoch ns) and by whom a worker's share was played first when it was lost."""
+    epochs = result.table.epochs if result.table is not None else ()
+    for before, epoch in pairwise(epochs):
+        if worker in before.members and worker not in epoch.members:
+            return (result.started_ns or 0) + epoch.from_offset_ns, epoch.members
+    return None, ()
 
 
 def _first_lost_ns(worker: WorkerState, offset_ns: int) -> int | None:

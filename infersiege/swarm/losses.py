@@ -35,6 +35,8 @@ class Loss:
     planned_turns: int
     changes: dict[str, TraceChanges] = field(default_factory=dict)
     """How much it had not played as the trace has it, by `workload_key`, as far as it had told."""
+    unplayed: int = 0
+    """Sessions that were its own, and that nobody began."""
 
 
 class LossAccount:
@@ -79,7 +81,7 @@ class LossAccount:
         rows = list(self._open_rows(worker, lines, started, closed))
         missing = (orphan for orphan in orphans if (orphan.session_id, orphan.first_turn) not in lines)
         began = {session_id for session_id, _ in closed} | {session_id for session_id, _ in lines}
-        rows += self._orphan_rows(worker, unplayed_arrivals(missing, began), closed, began)
+        rows += (left := list(self._orphan_rows(worker, unplayed_arrivals(missing, began), closed, began)))
         lost = sum(row.outcome is Outcome.LOST for row in rows)
         # What it said that it had planned stands against what is here: a record that never came is then missed, unless
         # the session is among the orphans.
@@ -95,6 +97,7 @@ class LossAccount:
             plays=dict(told_plays if worker.bye is not None or spool is None else plays_of(lines, started)),
             planned_turns=max(told, len(closed) + len(rows)),
             changes=dict(worker.bye.changes if worker.bye else worker.report.changes if worker.report else {}),
+            unplayed=_sessions(left),
         )
 
     def _settle_absence(self, worker: WorkerState, orphans: Iterable[OpenTurn]) -> Loss:
@@ -104,7 +107,8 @@ class LossAccount:
         rows = list(self._orphan_rows(worker, unplayed_arrivals(orphans, began), closed, began))
         self._intake.write(rows)
         lost = sum(row.outcome is Outcome.LOST for row in rows)
-        return Loss(recovered_rows=0, lost=lost, skipped=len(rows) - lost, plays={}, planned_turns=len(rows))
+        skipped, unplayed = len(rows) - lost, _sessions(rows)
+        return Loss(recovered_rows=0, lost=lost, skipped=skipped, plays={}, planned_turns=len(rows), unplayed=unplayed)
 
     def _local_spool(self, worker: WorkerState) -> Path | None:
         path = Path(worker.hello.spool_dir)
@@ -160,6 +164,11 @@ def plays_of(lines: Mapping[LineKey, OpenTurn], started: Mapping[LineKey, int]) 
         play = Plays(taken=1, sent=int(began), repeats=int(began and opened.repeated))
         found[key] = found.get(key, Plays()).plus(play)
     return found
+
+
+def _sessions(rows: Iterable[TurnRecord]) -> int:
+    """Of the skipped turns among them."""
+    return len({row.session_id for row in rows if row.outcome is Outcome.SKIPPED})
 
 
 def _numbers(line: OpenTurn) -> range:

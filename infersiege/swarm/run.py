@@ -314,7 +314,7 @@ class Campaign:
             ended_ns, offset_ns = master.ended_ns, self._terms.offset_ns
             unplayed = orphans(self._source, timeline, table, worker.name, ended_ns, offset_ns)
             loss = accounts.settle(worker, unplayed)
-            self._lost.add(loss)
+            self._lost.add(worker.name, loss)
         except InfersiegeError as error:
             loss = error
         master.note("worker_settled", describe(worker, loss), worker=worker.name)
