@@ -90,13 +90,16 @@ class Siege:
         (folder / "spool").mkdir(parents=True, exist_ok=True)
         self._number = 0
 
-    def start(self, text: str, *options: str, out: Path | None = None) -> Running:
+    def start(
+        self, text: str, *options: str, out: Path | None = None, python: tuple[str, ...] = ("-m", "infersiege")
+    ) -> Running:
+        """`python`: what it runs in place of `infersiege`."""
         self._number += 1
         plan = self.folder / f"plan-{self._number}.toml"
         plan.write_text(text, encoding="utf-8")
         path = out or self.folder / f"run-{self._number}"
         log = self.folder / f"out-{self._number}.txt"
-        command = [sys.executable, "-m", "infersiege", "run", str(plan), "--out", str(path), *options]
+        command = [sys.executable, *python, "run", str(plan), "--out", str(path), *options]
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=self.environment, start_new_session=True

@@ -122,11 +122,8 @@ class Door:
                 hint="copy the same trace file to every host",
             )
             self._turn_out(worker, error)
-            if self.begun:
-                refusal = Refusal(
-                    worker=worker.name, message=str(error), hint=error.hint, exit_code=ExitCode.INVALID_RUN
-                )
-                messages.send(self._runner, refusal, node_id)
+            refusal = Refusal(worker=worker.name, message=str(error), hint=error.hint, exit_code=ExitCode.INVALID_RUN)
+            messages.send(self._runner, refusal, node_id)
             return
         worker.ready = ready
         worker.clock_offset_ns, worker.clock_uncertainty_ns = ready.clock_offset_ns, ready.clock_uncertainty_ns
