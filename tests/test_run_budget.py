@@ -116,7 +116,8 @@ def test_a_killed_workers_grant_counts_and_the_others_go_on_to_the_end(siege: Si
     os.kill(running.worker_pids()["worker-1"], signal.SIGKILL)
     ran = running.wait(within_s=40)
     assert ran.code == 3, "a run without one of its workers is invalid, and for nothing else"
-    assert all("worker-1" in reason or "load not delivered" in reason for reason in ran.summary.invalid), (
+    others = ("load not delivered", "client-bound")  # a machine too busy for five processes
+    assert all("worker-1 on" in reason or reason.startswith(others) for reason in ran.summary.invalid), (
         ran.summary.invalid
     )
     check_conserved(ran)

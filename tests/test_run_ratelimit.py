@@ -70,7 +70,7 @@ def test_an_open_load_above_the_limit_is_not_delivered_and_says_why(siege: Siege
     ran = siege.run(plan_text(emulator.base_url, channel=LIMIT, load=load, run='duration = "4s"'), "--workers", "2")
     check_conserved(ran)
     assert ran.code == 3, ran.out
-    (reason,) = ran.summary.invalid
+    (reason,) = [reason for reason in ran.summary.invalid if not reason.startswith("client-bound")]  # a busy machine
     assert reason.startswith("load not delivered in stage main: ")
     assert "the rate limit of target (600 requests a minute) held turns back; lower the rate" in reason
     assert "the 120 turns of the run take 11 s at least (600 requests a minute), which is more than the 4s" in ran.out
