@@ -145,6 +145,26 @@ class Fleet:
         quick = bool(leases) and leases[-1] < LATEST_LEASE_MS
         return quick and self.lag_ms["p99"] < MOST_LAG_MS and not self.lost and self.end_s is not None
 
+    def figures(self) -> dict[str, Any]:
+        """For scripts; times in ms."""
+        rss = [second["rss"] for second in self.seconds]
+        leases, acks = self.values_ms("lease_gaps_ns"), self.values_ms("acks_ns")
+        return {
+            "workers": self.workers,
+            "rate": self.rate,
+            "carried": self.carried,
+            "lost": self.lost,
+            "ended": self.end_s is not None,
+            "cpu_share": self.mean("main"),
+            "rss_bytes": rss,
+            "lag_p99": self.lag_ms["p99"],
+            "lease_gap_max": leases[-1] if leases else None,
+            "acknowledged": len(acks),
+            "held": max((said["held"] for said in self.told), default=0),
+            "report_bytes": max((said["report_bytes"] for said in self.told), default=0),
+            "record_bytes_per_s": self.workers * max((said["record_bytes"] for said in self.told), default=0),
+        }
+
     def line(self) -> str:
         answers, acks, leases = (self.values_ms(name) for name in ("answers_ns", "acks_ns", "lease_gaps_ns"))
         rss = [second["rss"] / 2**20 for second in self.seconds] or [0.0]
@@ -230,7 +250,7 @@ def measured(workers: int, rate: float, seconds: int, *, more: str = "", profile
             probe.over.set()
             lost = events.read_bytes().count(b'"worker_lost"')
             # What comes now is the report of the run, which is none of the fleet's costs.
-            master.send_signal(signal.SIGTERM if profile else signal.SIGKILL)
+            master.send_signal(signal.SIGUSR1 if profile else signal.SIGKILL)
             master.wait(60)
             lag = json.loads((folder / "lag.json").read_text("ascii"))
         begin, end = started + settle_s, ended
@@ -285,14 +305,17 @@ def as_master(lag_file: Path, profile: str | None, arguments: list[str]) -> None
     gevent.spawn(keep)
     sys.argv = ["infersiege", *arguments]
     profiler = cProfile.Profile()
-    if profile is not None:
-        profiler.enable()
-    try:
+    if profile is None:
         infersiege()
-    finally:
-        if profile is not None:
-            profiler.disable()
-            profiler.dump_stats(profile)
+
+    def end() -> None:
+        profiler.disable()
+        profiler.dump_stats(profile or "")
+        os._exit(0)
+
+    gevent.signal_handler(signal.SIGUSR1, end)
+    profiler.enable()
+    infersiege()
 
 
 def main() -> None:
@@ -302,6 +325,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=20)
     parser.add_argument("--must-carry", type=int, default=100)
     parser.add_argument("--more", default="", help="more lines of the plan, such as a [telemetry] section")
+    parser.add_argument("--json", action="store_true", help="figures for scripts")
     parser.add_argument("--profile", help="write a cProfile of the master there")
     parser.add_argument("--as-master", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
@@ -312,7 +336,7 @@ def main() -> None:
     failed = False
     for workers in options.workers or (10, 100, 300, 1000):
         fleet = measured(workers, options.rate, options.seconds, more=options.more, profile=options.profile)
-        print(fleet.line(), flush=True)
+        print(json.dumps(fleet.figures()) if options.json else fleet.line(), flush=True)
         failed = failed or (workers <= options.must_carry and not fleet.carried)
     sys.exit(failed)
 

@@ -1,0 +1,117 @@
+"""What a master costs depends on its workers and hardly on their requests; it serves all of them, also when it is late."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infersiege.metrics.windows import windows
+from infersiege.records import EpochAnswer, SlotsHeld
+from infersiege.swarm.seats import Seats
+
+ROOT = Path(__file__).parents[1]
+SECOND = 1_000_000_000
+
+sys.path.insert(0, str(ROOT / "bench"))
+from fleet_script import Script, turns_of_a_second  # noqa: E402
+
+
+def report_bytes(rate: float) -> int:
+    """Windows of one second, as a report carries them."""
+    turns = turns_of_a_second(rate, Random(7), at_ns=1000 * SECOND)
+    return len(msgspec.msgpack.encode(windows(turns)))
+
+
+def test_di_04_a_report_grows_with_its_buckets_and_not_with_its_requests() -> None:
+    """Ten times the requests of a busy worker are less than three times the bytes, and in the end hardly any more."""
+    sizes = {rate: report_bytes(rate) for rate in (100, 1_000, 10_000)}
+    assert sizes[1_000] < 4 * sizes[100]
+    assert sizes[10_000] < 3 * sizes[1_000]
+    assert sizes[10_000] < 100_000, "a frame may have 16 MiB"
+    records = {rate: Script(rate, seed=7).record_bytes for rate in (100, 1_000)}
+    assert records[1_000] > 8 * records[100], "what is sent apart, and never parsed, does grow"
+
+
+# ------------------------------------------------------------------------------------------------------------- users
+
+
+def naive(seats: Seats, worker: str) -> dict[int, tuple[int, ...]]:
+    return {
+        number: tuple(one for one, slot in slots.items() if slot.holder == worker == slot.following)
+        for number, slots in seats._slots.items()
+    }
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(0, 20),
+    st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=12),
+)
+def test_users_are_looked_up_as_if_each_worker_looked_through_all(
+    workers: int, users: int, steps: list[tuple[int, bool]]
+) -> None:
+    """They are kept by owner, for a thousand workers: right after any sequence of losses, joins and answers."""
+    names = [f"w{number}" for number in range(6)]
+    seats, members, now_ns = Seats(names[:workers], streams=1, users={0: users}), names[:workers], 0
+    for number, answers in steps:
+        name = names[number]
+        members = [one for one in members if one != name] if name in members else [*members, name]
+        if not members:
+            return
+        seats.change(members)
+        for _ in range(4):
+            now_ns += 2 * SECOND
+            for letter in list(seats.tick(now_ns)):
+                if answers and letter.to in members and hasattr(letter.message, "number"):
+                    answer = EpochAnswer(number=letter.message.number, accepted=True, next_index=(0,))
+                    seats.answered(letter.to, answer, now_ns)
+            for one in members:
+                list(seats.held(one, SlotsHeld(epoch=seats.slots_of(one).epoch, slots={})))
+                assert seats.slots_of(one).slots == naive(seats, one)
+
+
+def test_each_of_ten_thousand_users_is_one_workers_of_a_thousand() -> None:
+    seats = Seats([f"w{number}" for number in range(1000)], streams=1, users={0: 10_000})
+    has = [seats.slots_of(f"w{number}").slots[0] for number in range(1000)]
+    assert {len(one) for one in has} == {10}
+    assert sorted(slot for one in has for slot in one) == list(range(10_000))
+
+
+# --------------------------------------------------------------------------------------------------------- real ports
+
+
+def test_a_flood_of_messages_does_not_keep_the_rest_of_a_master_from_running() -> None:
+    """Messages that wait are taken without a pause: leases would not go out, and the load would end."""
+    side = [sys.executable, str(Path(__file__).with_name("side_flood.py"))]
+    done = subprocess.run(side, capture_output=True, text=True, timeout=90, check=True)
+    found = json.loads(done.stdout)
+    assert found["handled"] == 800
+    assert found["took_s"] > 0.8, "a flood: handling takes a millisecond each"
+    assert found["longest_s"] < found["took_s"] / 3, found
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_di_04_twenty_busy_workers_leave_the_master_as_it_was() -> None:
+    """20 workers x 200 requests/s; docs/distributed.md has five minutes of it."""
+    command = [sys.executable, str(ROOT / "bench" / "fleet.py"), "--json", "--must-carry", "0"]
+    command += ["--workers", "20", "--rate", "200", "--seconds", "9"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["lost"] == 0 and found["held"] == 0 and found["ended"]
+    assert found["lease_gap_max"] < 3000, "as long as a lease lasts"
+    assert found["acknowledged"] > 20 * 2 * 3, "two segments of each worker in each second"
+    assert found["record_bytes_per_s"] > 4_000_000, "it was busy"
+    first, last = found["rss_bytes"][0], found["rss_bytes"][-1]
+    # Of 6 MB of records that come each second nothing stays.
+    assert last - first < 16 * 2**20, f"{first / 2**20:.0f} MiB became {last / 2**20:.0f}"
