@@ -8,7 +8,7 @@ A master, a server (the emulator) and four workers on hosts of their own: namesp
 clocks, disks and host names (tests/hosts.py). After each run the server's own log is held against the records
 (tests/remote_runs.py): no turn sent twice, none with two records, none without one; what a worker had closed a second
 before is home; what was open when it died is `lost`; the counts add up; the exit code and the verdict say what
-happened. Prints a table as docs/distributed.md has it. Exit code 1 when anything is wrong, each fault with its run.
+happened. Exit code 1 when anything is wrong, each fault with its run. `--write` puts the table into docs/distributed.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import random
+import re
 import shlex
 import signal
 import sys
@@ -199,6 +200,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="runs with a killed worker")
     parser.add_argument("--only", default="", help="cases with these words")
     parser.add_argument("--seed", type=int, default=7, help="of who is struck when")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/distributed.md")
     parser.add_argument("--verbose", action="store_true", help="show where a run of the bench itself broke")
     options = parser.parse_args()
     if (why := rig.missing()) is not None:
@@ -207,8 +209,9 @@ def main() -> int:
     # Ctrl-C and SIGTERM end the hosts on the way out; after SIGKILL the kernel does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     dice, wrong = random.Random(options.seed), 0
-    print(f"{WORKERS} workers, {options.sessions:,} sessions, {options.rate} a second; seed {options.seed}\n")
-    print("| what happens | runs | exit code | records, last run | faults |\n|---|---|---|---|---|")
+    head = f"{WORKERS} workers, {options.sessions:,} sessions, {options.rate} a second (seed {options.seed}):"
+    table = ["| what happens | runs | exit code | records, last run | faults |", "|---|---|---|---|---|"]
+    print(head, "", *table, sep="\n", flush=True)
     for case in cases(options.kills):
         if any(word not in case.what for word in shlex.split(options.only)):
             continue
@@ -218,13 +221,28 @@ def main() -> int:
                 found.append(played(site, case, options, dice))
             for fault in found[-1].faults:
                 print(f"FAULT {case.what}, run {number + 1}: {fault}", file=sys.stderr)
-        if not found:
-            continue
         faults = sum(len(one.faults) for one in found)
-        codes = " ".join(str(code) for code in sorted({one.code for one in found}))
-        print(f"| {case.what} | {case.runs} | {codes} | {found[-1].outcomes} | {faults or 'none'} |", flush=True)
         wrong += faults
+        if found:
+            table.append(row_of(case, found))
+            print(table[-1], flush=True)
+    if options.write:
+        write("\n".join((head, "", *table)))
     return int(wrong > 0)
+
+
+def row_of(case: Case, found: list[Told]) -> str:
+    faults = sum(len(one.faults) for one in found)
+    codes = " ".join(str(code) for code in sorted({one.code for one in found}))
+    return f"| {case.what} | {case.runs} | {codes} | {found[-1].outcomes} | {faults or 'none'} |"
+
+
+def write(text: str) -> None:
+    document = ROOT / "docs" / "distributed.md"
+    before = document.read_text(encoding="utf-8")
+    inside = re.compile(r"(<!-- bench-namespaces: begin -->\n).*?(<!-- bench-namespaces: end -->)", re.DOTALL)
+    assert inside.search(before), f"{document}: the place for the table is gone"
+    document.write_text(inside.sub(lambda found: f"{found[1]}{text}\n{found[2]}", before), encoding="utf-8")
 
 
 if __name__ == "__main__":
