@@ -1,4 +1,4 @@
-"""What a master costs depends on its workers and hardly on their requests; it serves all of them, also when it is late."""
+"""A master costs what its workers cost, hardly what their requests do; it serves all of them, also when it is late."""
 
 from __future__ import annotations
 
