@@ -26,6 +26,7 @@ from siege import Siege, plan_text
 
 from infersiege.errors import UsageError
 from infersiege.report.live import LiveState
+from infersiege.swarm.exposure import Login
 from infersiege.swarm.status_html import PAGE
 from infersiege.swarm.status_page import StatusBoard, StatusPage
 
@@ -139,6 +140,53 @@ def test_each_request_has_its_answer_and_every_answer_the_strict_headers() -> No
             assert "access-control-allow-origin" not in headers, "other pages may not read it"
             assert "server" not in headers
             assert (headers.get("allow") == "GET, HEAD") is (status == 405)
+
+
+TOKEN, LOGIN = "0123456789abcdef", "me:right horse: battery"
+
+
+def basic(text: str) -> str:
+    return "Basic " + base64.b64encode(text.encode()).decode()
+
+
+LOGINS: list[tuple[str, str | None, int, str]] = [
+    (LOGIN, None, 401, "a stranger"),
+    (LOGIN, basic(LOGIN), 200, "as a browser sends it; the password may have colons"),
+    (LOGIN, basic(LOGIN).replace("Basic", "bAsIc"), 200, "schemes know no case"),
+    (LOGIN, basic("me:right horse: batter"), 401, "nearly"),
+    (LOGIN, basic("you:right horse: battery"), 401, "another user"),
+    (LOGIN, basic("me:"), 401, "no password"),
+    (LOGIN, basic("me"), 401, "no colon"),
+    (LOGIN, f"Bearer {LOGIN}", 401, "a login is no token"),
+    (LOGIN, "Basic !!!", 401, "no base64"),
+    (LOGIN, "Basic /////w==", 401, "no UTF-8"),
+    (LOGIN, "Digest username=me", 401, "another scheme"),
+    (LOGIN, LOGIN, 401, "no scheme"),
+    (LOGIN, "", 401, "an empty header"),
+    (TOKEN, f"Bearer {TOKEN}", 200, "a token"),
+    (TOKEN, basic(f"anybody:{TOKEN}"), 200, "in a browser: as the password"),
+    (TOKEN, basic(f"{TOKEN}:"), 401, "not as the user"),
+    (TOKEN, f"Bearer {TOKEN[:-1]}", 401, "nearly"),
+    (TOKEN, "Bearer", 401, "none"),
+    (TOKEN, None, 401, "a stranger"),
+]
+
+
+def test_a_login_is_asked_for_everything_but_health() -> None:
+    for value, header, status, reason in LOGINS:
+        with served(board().snapshot, login=Login(value)) as port:
+            for path in ("/", "/status.json", "/elsewhere"):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+                connection.request("GET", path, headers={} if header is None else {"Authorization": header})
+                answer = connection.getresponse()
+                body = answer.read()
+                connection.close()
+                assert answer.status == (404 if status == 200 and path == "/elsewhere" else status), (reason, path)
+                if status == 401:
+                    assert answer.headers["www-authenticate"] == 'Basic realm="infersiege", charset="UTF-8"'
+                    assert b"INFERSIEGE_WEB_LOGIN" in body and b"bold" not in body and value.encode() not in body
+            assert ask(port, "/health")[0].status == 200, "what compose asks"
+            assert ask(port, "/", "HEAD")[0].status == 401
 
 
 HOSTS = [
