@@ -8,7 +8,7 @@ A master, a server (the emulator) and four workers on hosts of their own: namesp
 clocks, disks and host names (tests/hosts.py). After each run the server's own log is held against the records
 (tests/remote_runs.py): no turn sent twice, none with two records, none without one; what a worker had closed a second
 before is home; what was open when it died is `lost`; the counts add up; the exit code and the verdict say what
-happened. Exit code 1 when anything is wrong, each fault with its run. `--write` puts the table into docs/distributed.md.
+happened. Exit code 1 when anything is wrong, each fault with its run. `--write` puts the table into the document.
 """
 
 from __future__ import annotations

@@ -540,7 +540,7 @@ def test_workers_are_counted_when_all_of_them_are_there() -> None:
     assert master["environment"]["WORKER_SERVICE"] == "worker"
     assert master["depends_on"]["worker"] == {"condition": "service_started"}
     assert "master" not in SERVICES["worker"]["depends_on"]
-    # So that a worker, which waits a minute for the master, does not wait for what the master waits for.
+    # So that a worker, which waits ten minutes for the master, does not wait for what the master waits for.
     others = {name: wanted for name, wanted in master["depends_on"].items() if name != "worker"}
     assert SERVICES["worker"]["depends_on"] == others
     for number in ("2", "7"):
