@@ -175,6 +175,7 @@ class Worker:
         trace_hashes = {as_planned(key, places): digest for key, digest in share.source.trace_hashes().items()}
         must_be_the_masters(trace_hashes, assignment.trace_hashes, platform.node())
         self.share = self._environment.share = share
+        share.purse.clock.doubt_ns = doubt
         self._orders.follow(share, self._clock.offset_ns)
         self._environment.prepared.set()
         freeze_garbage()
