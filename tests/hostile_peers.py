@@ -158,18 +158,21 @@ class Recorder:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.sent, self.answered = bytearray(), bytearray()
+        self._ends: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 worker, _ = self._listener.accept()
+                self._ends.append(worker)
                 try:
                     master = socket.create_connection(("127.0.0.1", self._master), timeout=5)
                 except OSError:
                     worker.close()  # it is not up yet
                     continue
                 master.settimeout(None)
+                self._ends.append(master)
                 for source, sink, kept in ((worker, master, self.sent), (master, worker, self.answered)):
                     threading.Thread(target=self._pass, args=(source, sink, kept), daemon=True).start()
 
@@ -184,7 +187,8 @@ class Recorder:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._listener.close()
+        for end in (self._listener, *self._ends):
+            end.close()
 
 
 def _drip(door: Door, data: bytes) -> None:

@@ -30,7 +30,7 @@ USAGE = [
     (["run", "p.toml", "--worker", "2"], "error: no such option '--worker'", "infersiege run --help"),
     (["run", "p.toml", "--workers", "x"], "error: invalid value for '--workers': 'x' is not", "infersiege run --help"),
     (["run", "p.toml", "--workers", "9999"], "error: invalid value for '--workers': 9999 is not", "run --help"),
-    (["run", "p.toml", "--bind", "here"], "error: --bind here: not an address", "HOST:PORT"),
+    (["run", "p.toml", "--bind", "here:there"], "error: --bind here:there: not an address", "HOST:PORT"),
     (["run", "p.toml", "--wait-for-target", "nan"], "error: --wait-for-target nan: not a number of seconds", ""),
     (["run", "p.toml", "--wait-for-target", "inf"], "error: --wait-for-target inf: not a number of seconds", ""),
     (["run", "p.toml", "--wait-for-target", "-5"], "error: --wait-for-target -5: not a number of seconds", ""),

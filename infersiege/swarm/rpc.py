@@ -156,106 +156,120 @@ def _bounded(endpoint: Any, keys: tuple[bytes, bytes]) -> None:
         endpoint.setsockopt(option, value)
 
 
+class _Server(_rpc.Server):  # type: ignore[misc]
+    """The master's end."""
+
+    keys = (b"", b"")
+    """Public and secret; `install` makes classes that have them."""
+
+    def __init__(self, host: str, port: int) -> None:
+        try:
+            address = numeric(host)
+        except OSError as error:
+            raise RPCError(f"{error.strerror or error}") from error
+        _rpc.BaseSocket.__init__(self, zmq.ROUTER, ":" not in address and address != "*")
+        _bounded(self.socket, self.keys)
+        self._refused = self._gave_way_ns = 0
+        self.socket.curve_server = True
+        self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        # A worker whose line was cut comes back before the master has given the old connection up, which would
+        # keep the new one out for good. Nobody else can take its place: node ids are 128 random bits that only
+        # their worker and this end of an encrypted line know.
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            if port == 0:
+                self.port = self.socket.bind_to_random_port(
+                    f"tcp://[{address}]" if ":" in address else f"tcp://{address}"
+                )
+            else:
+                self.socket.bind(f"tcp://{shown_address(address, port)}")
+                self.port = port
+        except ZMQError as error:
+            self.socket.close(linger=0)
+            raise RPCError(f"Socket bind failure: {error}") from error
+
+    def recv_from_client(self) -> tuple[str, Any]:
+        while True:
+            self._give_way()
+            try:
+                return parse_frames(self._frames())
+            except RPCReceiveError as error:
+                self._refused += 1
+                if self._refused <= COMPLAINTS:
+                    log.warning("dropped a message at the master's port: %s", error)
+
+    def _give_way(self) -> None:
+        """Messages that wait are taken without a pause: under a flood nothing else would run, no lease go out."""
+        if time.monotonic_ns() - self._gave_way_ns > LONGEST_TURN_NS:
+            gevent.sleep(1e-6)  # 0 would be one more round of the same pass, in which timers wait
+            self._gave_way_ns = time.monotonic_ns()
+
+    def _frames(self) -> list[bytes]:
+        try:
+            frames = [self.socket.recv()]
+            while self.socket.getsockopt(zmq.RCVMORE):
+                frame = self.socket.recv()
+                if len(frames) < 3:  # one too many tells that it is none of ours; the rest is not kept
+                    frames.append(frame)
+        except ZMQError as error:
+            raise RPCError("ZMQ network broken") from error
+        return frames
+
+    def send_to_client(self, msg: Any) -> None:
+        """Never waits: what a peer does not take is dropped, as for one that is gone."""
+        try:
+            self.socket.send_multipart([msg.node_id.encode(), msg.serialize()], zmq.NOBLOCK)
+        except Again:
+            log.warning("dropped %s to %s: its queue is full", msg.type, msg.node_id)
+        except ZMQError as error:
+            raise RPCSendError("ZMQ sent failure") from error
+
+
+class _Client(_rpc.Client):  # type: ignore[misc]
+    """A worker's end."""
+
+    keys = (b"", b"")
+    server_public = b""
+
+    def __init__(self, host: str, port: int, identity: str) -> None:
+        _rpc.BaseSocket.__init__(self, zmq.DEALER, ":" not in host)
+        self.socket.setsockopt(zmq.IDENTITY, identity.encode())
+        self.socket.curve_serverkey = self.server_public
+        _bounded(self.socket, self.keys)
+        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
+        # Messages wait for a line that is not there yet, or not any more: reports are differences, and a worker
+        # that was away tells what it has done meanwhile.
+        self.socket.setsockopt(zmq.IMMEDIATE, 0)
+        self._full = False
+        self.socket.connect(f"tcp://{shown_address(host, port)}")
+
+    def send(self, msg: Any) -> None:
+        """Never waits. Locust's own would hold the sender up for 9 s once the queue is full, and then raise."""
+        if msg.type in UNUSED:
+            return
+        try:
+            self.socket.send(msg.serialize(), zmq.NOBLOCK)
+            self._full = False
+        except Again:
+            if not self._full:
+                log.warning("the master takes nothing: messages are dropped from %s on", msg.type)
+            self._full = True
+        except ZMQError as error:
+            raise RPCSendError("ZMQ sent failure") from error
+
+    def recv(self) -> Any:
+        try:
+            return _message.unserialize(self.socket.recv())
+        except ZMQError as error:
+            raise RPCError("ZMQ network broken") from error
+        except Exception as error:
+            raise RPCReceiveError(f"bad frame: {type(error).__name__}") from error
+
+
 def install(secret: bytes) -> None:
     """Make runners that are created from now on in this process use the guarded sockets."""
     server_keys, client_keys = derive_keys(secret, b"master"), derive_keys(secret, b"worker")
-
-    class GuardedServer(_rpc.Server):  # type: ignore[misc]
-        def __init__(self, host: str, port: int) -> None:
-            try:
-                address = numeric(host)
-            except OSError as error:
-                raise RPCError(f"{error.strerror or error}") from error
-            _rpc.BaseSocket.__init__(self, zmq.ROUTER, ":" not in address and address != "*")
-            _bounded(self.socket, server_keys)
-            self._refused = self._gave_way_ns = 0
-            self.socket.curve_server = True
-            self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
-            # A worker whose line was cut comes back before the master has given the old connection up, which would
-            # keep the new one out for good. Nobody else can take its place: node ids are 128 random bits that only
-            # their worker and this end of an encrypted line know.
-            self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-            try:
-                if port == 0:
-                    self.port = self.socket.bind_to_random_port(f"tcp://[{address}]" if ":" in address else f"tcp://{address}")
-                else:
-                    self.socket.bind(f"tcp://{shown_address(address, port)}")
-                    self.port = port
-            except ZMQError as error:
-                self.socket.close(linger=0)
-                raise RPCError(f"Socket bind failure: {error}") from error
-
-        def recv_from_client(self) -> tuple[str, Any]:
-            while True:
-                self._give_way()
-                try:
-                    return parse_frames(self._frames())
-                except RPCReceiveError as error:
-                    self._refused += 1
-                    if self._refused <= COMPLAINTS:
-                        log.warning("dropped a message at the master's port: %s", error)
-
-        def _give_way(self) -> None:
-            """Messages that wait are taken without a pause: under a flood nothing else would run, no lease go out."""
-            if time.monotonic_ns() - self._gave_way_ns > LONGEST_TURN_NS:
-                gevent.sleep(1e-6)  # 0 would be one more round of the same pass, in which timers wait
-                self._gave_way_ns = time.monotonic_ns()
-
-        def _frames(self) -> list[bytes]:
-            try:
-                frames = [self.socket.recv()]
-                while self.socket.getsockopt(zmq.RCVMORE):
-                    frame = self.socket.recv()
-                    if len(frames) < 3:  # one too many tells that it is none of ours; the rest is not kept
-                        frames.append(frame)
-            except ZMQError as error:
-                raise RPCError("ZMQ network broken") from error
-            return frames
-
-        def send_to_client(self, msg: Any) -> None:
-            """Never waits: what a peer does not take is dropped, as for one that is gone."""
-            try:
-                self.socket.send_multipart([msg.node_id.encode(), msg.serialize()], zmq.NOBLOCK)
-            except Again:
-                log.warning("dropped %s to %s: its queue is full", msg.type, msg.node_id)
-            except ZMQError as error:
-                raise RPCSendError("ZMQ sent failure") from error
-
-    class GuardedClient(_rpc.Client):  # type: ignore[misc]
-        def __init__(self, host: str, port: int, identity: str) -> None:
-            _rpc.BaseSocket.__init__(self, zmq.DEALER, ":" not in host)
-            self.socket.setsockopt(zmq.IDENTITY, identity.encode())
-            self.socket.curve_serverkey = server_keys[0]
-            _bounded(self.socket, client_keys)
-            self.socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-            self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS[0])
-            self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS[1])
-            # Messages wait for a line that is not there yet, or not any more: reports are differences, and a worker
-            # that was away tells what it has done meanwhile.
-            self.socket.setsockopt(zmq.IMMEDIATE, 0)
-            self._full = False
-            self.socket.connect(f"tcp://{shown_address(host, port)}")
-
-        def send(self, msg: Any) -> None:
-            """Never waits. Locust's own would hold the sender up for 9 s once the queue is full, and then raise."""
-            if msg.type in UNUSED:
-                return
-            try:
-                self.socket.send(msg.serialize(), zmq.NOBLOCK)
-                self._full = False
-            except Again:
-                if not self._full:
-                    log.warning("the master takes nothing: messages are dropped from %s on", msg.type)
-                self._full = True
-            except ZMQError as error:
-                raise RPCSendError("ZMQ sent failure") from error
-
-        def recv(self) -> Any:
-            try:
-                return _message.unserialize(self.socket.recv())
-            except ZMQError as error:
-                raise RPCError("ZMQ network broken") from error
-            except Exception as error:
-                raise RPCReceiveError(f"bad frame: {type(error).__name__}") from error
-
-    _rpc.Server, _rpc.Client = GuardedServer, GuardedClient
+    _rpc.Server = type("GuardedServer", (_Server,), {"keys": server_keys})
+    _rpc.Client = type("GuardedClient", (_Client,), {"keys": client_keys, "server_public": server_keys[0]})

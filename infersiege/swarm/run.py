@@ -21,7 +21,7 @@ from infersiege.errors import ExitCode, InfersiegeError, RunInvalidError, UsageE
 from infersiege.plan.borrowed import open_key_files
 from infersiege.plan.load import plan_hash, plan_json, resolve
 from infersiege.plan.schema import Plan
-from infersiege.plan.streams import stage_names, streams_of
+from infersiege.plan.streams import stage_names
 from infersiege.records import Calibration, Summary
 from infersiege.report.html import EVENT_WORDS
 from infersiege.report.live import LiveView
@@ -33,7 +33,7 @@ from infersiege.swarm.claims import ClaimKeeper
 from infersiege.swarm.door import Terms
 from infersiege.swarm.dry import ahead, check_rate_limits
 from infersiege.swarm.ending import MasterOptions, MasterResult
-from infersiege.swarm.exposure import check_secret, login_of
+from infersiege.swarm.exposure import login_of
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.handover import HandOver
 from infersiege.swarm.health import raise_descriptor_limit
@@ -43,7 +43,9 @@ from infersiege.swarm.losses import Loss, LossAccount, describe, orphans
 from infersiege.swarm.master import Master
 from infersiege.swarm.papers import write_papers
 from infersiege.swarm.ratelimit import SentBefore
-from infersiege.swarm.rpc import SECRET_VARIABLE, install
+from infersiege.swarm.rpc import install
+from infersiege.swarm.run_options import RunOptions as RunOptions
+from infersiege.swarm.run_options import fleet_options
 from infersiege.swarm.source import SessionSource
 from infersiege.swarm.status_page import StatusBoard, StatusPage
 from infersiege.swarm.travel import needed_paths
@@ -56,26 +58,6 @@ from infersiege.tokens import TextMeasures, measured
 from infersiege.traces import prompt_salt
 
 HANDING_OVER = "handing over points"
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What the command line adds to a plan."""
-
-    out: Path | None
-    workers: int | None
-    """On this host; None: the plan's."""
-    expect_workers: int | None
-    """In all; None: only those of this host."""
-    bind: tuple[str, int]
-    """Where workers join; port 0: any free one."""
-    wait_for_target_ns: int
-    gated: bool
-    """Broken rules count in the exit code, and junit.xml is written."""
-    skip_doctor: bool = False
-    """Ask the channels nothing before the load."""
-    web: tuple[str, int] | None = None
-    """Where the status page listens; port 0: any free one. None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,49 +125,9 @@ def discard(run: RunDirectory) -> None:
     shutil.rmtree(run.path, ignore_errors=True)
 
 
-def fleet_options(plan: Plan, options: RunOptions, environ: Mapping[str, str]) -> MasterOptions:
-    """How many workers, and where they join. Raises UsageError for numbers that make no sense together."""
-    local = options.workers if options.workers is not None else plan.run.workers
-    expected = options.expect_workers if options.expect_workers is not None else local
-    if expected < 1 or expected < local:
-        raise UsageError(
-            f"{local} workers on this host and {expected} in all make no sense",
-            hint="--expect-workers counts all workers, those of --workers included",
-        )
-    secret = environ.get(SECRET_VARIABLE, "")
-    if expected > local and not secret:
-        raise UsageError(
-            f"{expected - local} worker(s) are to join from elsewhere, but {SECRET_VARIABLE} is not set",
-            hint=f"set it here and on their hosts: export {SECRET_VARIABLE}=$(openssl rand -hex 32)",
-        )
-    check_secret(*options.bind, secret)
-    for key, value in _to_be_shared(plan):
-        if value < expected:
-            raise UsageError(
-                f"{key} = {value} can't be shared among {expected} workers: some would have none",
-                hint="use fewer workers",
-            )
-    host, port = options.bind
-    return MasterOptions(
-        local_workers=local, expected_workers=expected, host=host, port=port, secret=secret or secrets.token_hex(16)
-    )
-
-
 def _ceilings(found: Calibration | None) -> dict[str, str]:
     """What a worker of this host can do, as a fact of the host."""
     return {} if found is None else {"calibrated": calibration.line_of(found)}
-
-
-def _to_be_shared(plan: Plan) -> Iterator[tuple[str, int]]:
-    """Numbers of sessions of which each worker needs one at least, with their key."""
-    for stream in streams_of(plan):
-        here = "load" if stream.number == 0 else f"workload.{stream.workloads[0]}.load"
-        if stream.load.max_in_flight is not None:
-            yield f"{here}.max_in_flight", stream.load.max_in_flight
-        staged = stream.number == 0 and bool(plan.load.stages)
-        for place, asked in enumerate(stream.asked):
-            if asked.users is not None:
-                yield f"{here}.stages.{place}.users" if staged else f"{here}.users", asked.users
 
 
 class Campaign:
