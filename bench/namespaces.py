@@ -81,7 +81,8 @@ def judged(run: Any, ran: Any, blow: Any, *, code: int, saying: str, sessions: i
         faults.append(f"no reason has {saying!r}: {reasons}")
     if "Traceback" in ran.out:
         faults.append(f"a traceback: {ran.out[-300:]}")
-    return Told(ran.code, remote.told(ran), faults)
+    unknown = remote.unknown_to_the_master(ran.path, run.log_rows())
+    return Told(ran.code, remote.told(ran) + (f" ({unknown} of them were sent)" if unknown else ""), faults)
 
 
 def undisturbed(mode: str) -> Callable[[Any, argparse.Namespace, random.Random], Told]:

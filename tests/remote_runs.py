@@ -286,6 +286,12 @@ def told(ran: Ran) -> str:
     return told_of(ran.path)
 
 
+def unknown_to_the_master(path: Path, log: Iterable[dict[str, Any]]) -> int:
+    """Requests that the server saw and the records call skipped: begun after a worker's last report."""
+    skipped = {turn.request_id for turn in RunDirectory.open(path).read_turns() if turn.outcome is Outcome.SKIPPED}
+    return sum(row["request_id"] in skipped for row in log)
+
+
 def told_of(path: Path) -> str:
     """The same of a run directory."""
     count = Counter(turn.outcome.value for turn in RunDirectory.open(path).read_turns())
