@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from infersiege.plan.load_schema import Load
 from infersiege.plan.schema import Channel, Plan, Run, Stop, Workload
+from infersiege.records import Epoch
+from infersiege.schedule.epochs import Table
 from infersiege.swarm.aftermath import stage_facts
 from infersiege.swarm.losses import orphans
 from infersiege.swarm.source import SessionSource
@@ -62,15 +65,35 @@ def test_what_a_dead_worker_leaves_is_what_was_due_before_the_load_ended(
 ) -> None:
     run = Run(seed=7, nonce="n", stop=Stop(sessions=stop)) if stop is not None else None
     described = plan(load, seconds=seconds, run=run)
-    share = alone(described).of_fleet(2).of_place(1)
-    timeline = Timeline.of(described, start_ns=5 * SECOND)
-    left = list(orphans(share, timeline, timeline.start_ns + round(ended_s * SECOND), T0))
+    share, source = alone(described).of_fleet(2).of_place(1), alone(described)
+    timeline, table = Timeline.of(described, start_ns=5 * SECOND), Table([Epoch(number=0, members=("a", "b"))])
+    left = list(orphans(source, timeline, table, "b", timeline.start_ns + round(ended_s * SECOND), T0))
     if load.mode == "closed":
         assert len(left) == (0 if stop is None else stop // 2), why
     else:
         tickets = [ticket for ticket in share.tickets() if (ticket.offset_ns or 0) <= ended_s * SECOND]
         assert [turn.due_ns - T0 - timeline.start_ns for turn in left] == [ticket.offset_ns for ticket in tickets], why
         assert 0.5 < len(left) / (25 * min(ended_s, seconds or 0)) < 1.5
+
+
+def test_what_others_took_over_is_no_orphan(tmp_path: Path) -> None:
+    """Of an open loop from the boundary's instant on; of a closed one that has an end, from its index on."""
+    epochs = [
+        Epoch(number=0, members=("a", "b")),
+        Epoch(number=1, members=("a",), from_offset_ns=2 * SECOND, from_index=(6,)),
+        Epoch(number=2, members=("a", "b"), from_offset_ns=4 * SECOND, from_index=(10,)),
+    ]
+    open_loop = plan(Load(mode="open", rate=10.0, arrivals="constant"), seconds=6)
+    finite = plan(Load(mode="closed", users=4), short(tmp_path / "t.jsonl", 20), seconds=6)
+    stopped = plan(
+        Load(mode="closed", users=4), run=Run(seed=7, nonce="n", duration_ns=6 * SECOND, stop=Stop(sessions=20))
+    )
+    endless = plan(Load(mode="closed", users=4), short(tmp_path / "w.jsonl", 20, wrap=True), seconds=6)
+    timeline, counts = Timeline.of(open_loop, start_ns=5 * SECOND), []
+    for described in (open_loop, finite, stopped, endless):
+        left = orphans(alone(described), timeline, Table(epochs), "b", timeline.start_ns + 6 * SECOND, T0)
+        counts.append(Counter(turn.epoch for turn in left))
+    assert counts == [{0: 10, 2: 10}, {0: 3}, {0: 3, 2: 5}, {}]
 
 
 def short(path: Path, sessions: int, scenario: str = "short", *, wrap: bool = False) -> Workload:

@@ -158,6 +158,33 @@ def test_an_expired_lease_blocks_and_the_next_one_resumes(control: RunControl) -
         assert waiter.get() is True
 
 
+def test_a_lease_that_lay_in_a_queue_is_worth_what_is_left_of_it(control: RunControl) -> None:
+    """A worker that was stopped reads a pile of old ones; one from the future is not worth more than a new one."""
+    now_ns = time.monotonic_ns()
+    control.renew(3_000 * MS, now_ns - 3_001 * MS)
+    assert not control.leased()
+    control.renew(3_000 * MS, now_ns - 1_000 * MS)
+    assert control.leased() and control.lease_end_ns == now_ns + 2_000 * MS
+    control.renew(3_000 * MS, now_ns - 2_000 * MS)
+    assert control.lease_end_ns == now_ns + 2_000 * MS, "an older one takes nothing away"
+    control.renew(3_000 * MS, now_ns + 60_000 * MS)
+    assert control.lease_end_ns < now_ns + 10_000 * MS
+
+
+def test_who_waits_looks_again_when_something_changed(control: RunControl) -> None:
+    """A table, users, a lease after none: an arrival that was somebody else's may be ours."""
+    waiter = gevent.spawn(control.wait_until, NEVER_NS, control.changes)
+    gevent.sleep(0.01)
+    assert not waiter.ready()
+    control.changed()
+    with gevent.Timeout(5):
+        assert waiter.get() is True
+    before = control.changes
+    control.renew(60_000 * MS)
+    control.renew(60_000 * MS)
+    assert control.changes == before + 1, "only the first lease after none changes what may be done"
+
+
 def test_closing_ends_the_wait_for_a_lease(control: RunControl) -> None:
     waiter = gevent.spawn(control.may_start)
     gevent.sleep(0)
@@ -167,8 +194,9 @@ def test_closing_ends_the_wait_for_a_lease(control: RunControl) -> None:
 
 
 def test_an_orphan_stops_and_says_why(control: RunControl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a lease for 15 s (here 200 ms) the master is gone: no more turns, and open ones are cut at once."""
-    assert module.ORPHANED_NS == 15_000 * MS
+    """Without a lease for 12.5 s (here 200 ms) the master is gone: no more turns, and open ones are cut at once. So
+    the worker has stopped before 15 s are over."""
+    assert module.ORPHANED_NS == 12_500 * MS
     monkeypatch.setattr(module, "ORPHANED_NS", 200 * MS)
     control.renew(1)
     assert not control.orphaned()

@@ -47,7 +47,8 @@ from infersiege.records import (
 from infersiege.report import Rebuilt, finish, judged, read, rebuild
 from infersiege.report.charts import Bins
 from infersiege.report.collect import SLOWEST, collect
-from infersiege.report.html import EVENT_WORDS, render
+from infersiege.report.event_words import EVENT_WORDS
+from infersiege.report.html import render
 from infersiege.report.numbers import ABSENT, figure, number, printable, share, span
 from infersiege.report.shapes import bars, ecdf, edges_of, ticks_between
 from infersiege.report.tables import conservation, error_examples, print_summary, to_text, trace_lines

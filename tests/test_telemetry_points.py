@@ -32,7 +32,7 @@ from infersiege.records import (
     Verdict,
 )
 from infersiege.report.collect import Collected
-from infersiege.report.html import EVENT_WORDS
+from infersiege.report.event_words import EVENT_WORDS
 from infersiege.report.rebuild import Rebuilt, run_facts
 from infersiege.rundir import ChannelFacts, PlanFile, StageFacts
 from infersiege.telemetry.crossed import groups_of, pairs_of, uncounted

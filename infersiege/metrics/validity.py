@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from infersiege.metrics import client
+from infersiege.metrics.absence import lost_workers
 from infersiege.metrics.collect import Collector
 from infersiege.metrics.delivery import Delivered, inside, instants
 from infersiege.metrics.groups import LENGTH_TOLERANCE, prompt_lengths
 from infersiege.metrics.held import about_rate_limits, held_back
 from infersiege.metrics.limits import WIDE_SLACK_NS, too_many
-from infersiege.records import ClientVerdict, Counts, ErrorClass, GroupSummary, Outcome, Reason, WorkerSummary
+from infersiege.records import ClientVerdict, Counts, ErrorClass, GroupSummary, Outcome, Reason
 
 DELIVERED_FLOOR = 0.95
 """Less of the asked load than this makes a run invalid."""
@@ -42,7 +43,7 @@ def invalid_reasons(collector: Collector, counts: Counts, loads: Sequence[Delive
     """Reasons in the order of their weight; empty: the figures can be trusted."""
     reasons = list(collector.facts.invalid)
     reasons += _conservation(collector, counts)
-    reasons += _workers(collector, counts)
+    reasons += lost_workers(collector, counts)
     reasons += _faults_of_ours(collector)
     reasons += _windows(collector)
     reasons += [reason for one in loads if (reason := _undelivered(collector, one)) is not None]
@@ -66,36 +67,6 @@ def _conservation(collector: Collector, counts: Counts) -> list[str]:
         if promised is not None and promised != worker.records_received:
             reasons.append(f"worker {worker.worker} wrote {promised} records, {worker.records_received} arrived")
     return reasons
-
-
-def _workers(collector: Collector, counts: Counts) -> list[str]:
-    lost = [worker for worker in collector.facts.workers if worker.lost]
-    reasons = [_lost(worker, collector.facts.started_ns) for worker in lost]
-    if counts.lost and not lost:
-        reasons.append(f"{counts.lost} turns were lost with their worker")
-    return reasons
-
-
-def _lost(worker: WorkerSummary, started_ns: int) -> str:
-    """When, for how long, and what became of its share."""
-    when = "" if worker.lost_at_ns is None else f" {(worker.lost_at_ns - started_ns) / 1e9:.1f} s into the run"
-    parts = []
-    if worker.taken_over_ns is not None:
-        others = f"{len(worker.taken_over_by)} others" if len(worker.taken_over_by) > 4 else _and(worker.taken_over_by)
-        parts.append(f"{others} took its share over {(worker.taken_over_ns - started_ns) / 1e9:.1f} s into the run")
-    elif worker.back_at_ns is None:
-        parts.append("its share of the load was not there")
-    if worker.unplayed:
-        parts.append(f"{worker.unplayed:,} of its sessions were played by nobody")
-    if worker.away:
-        away_s = sum(back_ns - lost_ns for lost_ns, back_ns in worker.away) / 1e9
-        parts.append(f"it was away for {away_s:.1f} s" + ("" if worker.back_at_ns is not None else ", and lost again"))
-    return f"worker {worker.worker} on {worker.host} was lost{when}: {'; '.join(parts)}"
-
-
-def _and(names: Sequence[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _faults_of_ours(collector: Collector) -> list[str]:

@@ -70,7 +70,6 @@ from infersiege.records.summary import (
     Summary,
     TelemetryAccount,
     TraceAccount,
-    WorkerSummary,
 )
 from infersiege.records.words import (
     SCHEMA_VERSION,
@@ -82,6 +81,7 @@ from infersiege.records.words import (
     TokensFrom,
     Verdict,
 )
+from infersiege.records.workers import WorkerSummary
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -6,6 +6,7 @@ import msgspec
 
 from infersiege.records.client import ClientSummary, ClientVerdict
 from infersiege.records.words import Verdict
+from infersiege.records.workers import WorkerSummary
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,36 +252,18 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     severity: str = "fail"
     built_in: bool = False
-
-
-class WorkerSummary(msgspec.Struct, frozen=True, kw_only=True):
-    worker: str
-    host: str
-    pid: int
-    turns: int
-    lost: bool
-    lost_at_ns: int | None
-    records_promised: int | None
-    """What its farewell said it had written; None: no farewell."""
-    records_received: int
-    hub_lag_p99_ns: int | None
-    cpu_share_max: float | None
-    clock_offset_ns: int
-    """Master's monotonic clock minus its own at the start; its instants have it added."""
-    clock_uncertainty_ns: int
-    """So far that offset may have been from the true one."""
-    clock_drift_ns: int | None = None
-    """How much the offset had changed by the end, or by the last report of a worker that was lost; None: not known."""
-    back_at_ns: int | None = None
-    """When it was back for good; None: it was never lost, or did not come back."""
-    away: tuple[tuple[int, int], ...] = ()
-    """From when to when it was lost, and came back."""
-    taken_over_ns: int | None = None
-    """From then on others played its share; None: it was never lost, or nobody did."""
-    taken_over_by: tuple[str, ...] = ()
-    """Those who were there then."""
-    unplayed: int = 0
-    """Sessions that were its own, and that nobody played."""
+    relative_max: float | None = None
+    """Held against a baseline: the smallest change for the worse that fails, as a ratio (0.1 is 10 %) or, of a share,
+    in points (0.1 is 10). None: a rule with a limit of its own."""
+    baseline: float | None = None
+    """Mean over the baseline's runs, in `unit`; `value` is that of these runs. None, as all below: not compared."""
+    change: float | None = None
+    """Of `value` against `baseline`, on the scale of `relative_max`: above 0 is more, whether that is worse or not."""
+    change_low: float | None = None
+    """The 95 % confidence interval of the change."""
+    change_high: float | None = None
+    p: float | None = None
+    """Chance that runs of the same thing look as bad, corrected for all rules of the gate."""
 
 
 class StageResources(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ Holds aggregates only: its size does not grow with the turns, and no text of a p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 
 import msgspec
@@ -16,6 +16,7 @@ from infersiege.records import ClientSummary, ClientVerdict, EventRow, Summary, 
 from infersiege.redact import scrub
 from infersiege.report.charts import Chart, Series
 from infersiege.report.collect import Collected
+from infersiege.report.event_words import EVENT_WORDS
 from infersiege.report.headline import VERDICTS, cards, cost_cells, emulated, verdict
 from infersiege.report.latency import group_name
 from infersiege.report.latency_html import delivered_html, latency_html
@@ -36,28 +37,6 @@ from infersiege.resources import Watched
 from infersiege.rundir import PlanFile
 
 EVENTS_SHOWN = 200
-
-EVENT_WORDS: Mapping[str, str] = {
-    "stage_started": "stage started",
-    "steady_started": "steady phase started",
-    "stage_ended": "stage ended",
-    "started_dirty": "stage started dirty",
-    "idle_unknown": "not known whether idle",
-    "load_ended": "load ended",
-    "worker_lost": "worker lost",
-    "worker_back": "lost worker is back",
-    "worker_joined": "worker joined",
-    "epoch": "arrivals and users shared out anew",
-    "worker_settled": "lost worker's turns accounted for",
-    "worker_refused": "worker refused",
-    "disk_full": "disk full",
-    "budget_used_up": "budget used up",
-    "clock_doubt": "worker's clock known badly",
-    "clock_drift": "worker's clock drifted",
-    "recovered": "records recovered",
-}
-"""Every kind of event that the master writes, in words (docs/rundir.md lists the same)."""
-
 
 _RATES = ("asked_rate", "sent_rate", "finished_rate", "throughput", "goodput", "cache_share", "delivered_share")
 

@@ -21,7 +21,6 @@ from infersiege.records import (
     Bye,
     Drain,
     EventRow,
-    Go,
     Reason,
     Refusal,
     Report,
@@ -31,6 +30,7 @@ from infersiege.records import (
 from infersiege.report.live import LiveView
 from infersiege.rundir import RunDirectory
 from infersiege.swarm import messages
+from infersiege.swarm.attendance import Attendance
 from infersiege.swarm.budget import Treasury, limits_of
 from infersiege.swarm.clock import ClockWatch
 from infersiege.swarm.door import Door, Terms
@@ -95,7 +95,10 @@ class Master:
             limits_of(plan), rates_of(plan), workers=options.expected_workers, sent_ns=options.sent_ns
         )
         self.timeline: Timeline | None = None
-        self.membership = Membership(self.fleet, plan, note=lambda kind, why, who: self.note(kind, why, worker=who))
+        self.membership = Membership(self.fleet, plan, note=self.note)
+        self._attendance = Attendance(
+            self.fleet, self.membership, self.treasury, self.figures, publisher, view, self.note
+        )
         self._door = Door(self.fleet, terms, lambda worker, why: self.note("worker_refused", why, worker=worker))
         self._ending: Ending | None = None
         self._stages: StageWatch | None = None
@@ -125,7 +128,7 @@ class Master:
         for worker in self.fleet.alive():
             if worker.bye is None and self.timeline is not None:
                 worker.lost_at_ns = time.monotonic_ns()
-                self._lose(worker)
+                self._attendance.lose(worker)
         self._settled = True
         for worker in self.fleet.ever_lost():
             after_loss(worker)
@@ -221,11 +224,8 @@ class Master:
             return
         now_ns = time.monotonic_ns()
         self.timeline = Timeline.of(self.plan, start_ns=now_ns + LEAD_NS)
-        self.membership.begin(self.timeline.start_ns, now_ns)
-        for worker in self.fleet.members():
-            self._let_go(worker, now_ns)
+        self._attendance.begin(self._runner, self.timeline.start_ns, now_ns)
         self._door.begun = True
-        gevent.spawn(self._runner.start, len(self.fleet.members()), 100)
         begun(self._epoch(self.timeline.start_ns))
         self._stages = StageWatch(self.plan, self.timeline, self._environ)
         first = self._stages.first
@@ -245,13 +245,7 @@ class Master:
             self._tick(now_ns)
 
     def _tick(self, now_ns: int) -> None:
-        for worker in self.fleet.newly_dead(now_ns):
-            self._lose(worker)
-        for worker in self.membership.returning(now_ns):
-            self._take_back(worker)
-        for worker in self.fleet.alive() if self._ending is None else ():
-            if worker.ready is not None and not worker.admitted:
-                self._admit(worker, now_ns)
+        self._attendance.look(now_ns, self._ending)
         self.membership.tick(now_ns)
         if self.intake.disk_error is not None:
             self.intake.retry()
@@ -347,7 +341,7 @@ class Master:
         if self._ending is None and self.timeline is not None and worker.alive:
             # It left (SIGTERM) before it was told to: its records are here, the rest of its share is not played.
             worker.lost_at_ns = time.monotonic_ns()
-            self._lose(worker)
+            self._attendance.lose(worker)
 
     def _on_spending(self, node_id: str, spending: Spending) -> None:
         worker = self.fleet.seen(node_id)
@@ -371,51 +365,8 @@ class Master:
                 if worker.name == name:
                     messages.send(self._runner, grant, worker.node_id)
 
-    def _lose(self, worker: WorkerState) -> None:
-        """Whoever was silent may live on, and come back."""
-        who = f"{worker.name} on {worker.hello.host} (pid {worker.hello.pid})"
-        if not worker.admitted:
-            del self.fleet.workers[worker.node_id]
-            self.note("worker_refused", f"{who} was to join, and was lost before it was ready", worker=worker.name)
-            return
-        self.figures.drop(worker.name)
-        self.treasury.lose(worker.name)
-        self.publisher.lost(worker.name)
-        self.membership.changed(lost=worker, now_ns=worker.lost_at_ns or time.monotonic_ns())
-        self.note("worker_lost", who, worker=worker.name)
-        self.view.say(f"worker lost: {worker.name} on {worker.hello.host}", style="bold red")
-
-    def _take_back(self, worker: WorkerState) -> None:
-        lost_ns, back_ns = worker.away[-1]
-        self.treasury.found(worker.name)
-        self.membership.changed()
-        who = f"{worker.name} on {worker.hello.host}, {(back_ns - lost_ns) / 1e9:.1f} s after it was lost"
-        self.note("worker_back", who, worker=worker.name)
-        self.view.say(f"worker is back: {who}")
-        ending = self._ending
-        if ending is not None:
-            left_ns = max(0, ending.at_ns + ending.drain_ns - back_ns)
-            drain = Drain(duration_ns=left_ns, reason=ending.reason, epoch=self.membership.number)
-            messages.send(self._runner, drain, worker.node_id)
-
-    def _admit(self, worker: WorkerState, now_ns: int) -> None:
-        """A worker that joins during the load has a lost one's seat from the next epoch on."""
-        self.membership.admit(worker, now_ns)
-        self._let_go(worker, now_ns)
-        self.membership.changed()
-        who = f"{worker.name} on {worker.hello.host} (pid {worker.hello.pid})"
-        self.note("worker_joined", who, worker=worker.name)
-        self.view.say(f"worker joined: {worker.name} on {worker.hello.host}")
-        # Locust placed no Director on it unless it came while its own state was "running".
-        gevent.spawn(self._runner.start, len(self.fleet.members()), 100)
-
-    def _let_go(self, worker: WorkerState, now_ns: int) -> None:
-        if self.timeline is not None:
-            messages.send(self._runner, self.treasury.first(worker.name, now_ns), worker.node_id)
-            messages.send(self._runner, Go(start_ns=self.timeline.start_ns), worker.node_id)
-
     def note(
-        self, kind: str, detail: str, *, worker: str | None = None, stage: str | None = None, at_ns: int | None = None
+        self, kind: str, detail: str, worker: str | None = None, *, stage: str | None = None, at_ns: int | None = None
     ) -> None:
         """A row of events.jsonl, at this moment unless another one (monotonic) is given."""
         at_ns = self._epoch(time.monotonic_ns() if at_ns is None else at_ns)

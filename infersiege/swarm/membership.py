@@ -30,7 +30,7 @@ class Membership:
         """`note(kind, detail, worker)` is told what happens."""
         self._fleet = fleet
         self._streams = streams_of(plan)
-        self._note = note
+        self.note = note
         self._runner: Any = None
         self._seats: Seats | None = None
         self._start_ns = 0
@@ -108,7 +108,7 @@ class Membership:
         if seats.table.number != number:
             epoch = seats.table.last
             from_s = epoch.from_offset_ns / 1e9
-            self._note("epoch", f"epoch {epoch.number}, from {from_s:.1f} s on: {', '.join(epoch.members)}", None)
+            self.note("epoch", f"epoch {epoch.number}, from {from_s:.1f} s on: {', '.join(epoch.members)}", None)
             self._renew(now_ns)
         if number and now_ns - self._told_slots_ns > SLOTS_EVERY_NS:
             self._told_slots_ns = now_ns
@@ -137,7 +137,7 @@ class Membership:
                 taken = f"{worker.name} was away for too long: its place in the run has somebody else"
                 refusal = Refusal(worker=worker.name, message=taken, hint=None, exit_code=int(ExitCode.INVALID_RUN))
                 messages.send(self._runner, refusal, worker.node_id)
-                self._note("worker_refused", taken, worker.name)
+                self.note("worker_refused", taken, worker.name)
 
     def _inform(self, worker: WorkerState) -> None:
         if self._seats is not None:

@@ -23,7 +23,7 @@ from infersiege.plan.load import plan_hash, plan_json, resolve
 from infersiege.plan.schema import Plan
 from infersiege.plan.streams import stage_names
 from infersiege.records import Calibration, Summary
-from infersiege.report.html import EVENT_WORDS
+from infersiege.report.event_words import EVENT_WORDS
 from infersiege.report.live import LiveView
 from infersiege.report.rebuild import Rebuilt, judged, read
 from infersiege.report.tables import print_summary
