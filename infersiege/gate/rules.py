@@ -38,8 +38,8 @@ def validate_slo(slo: Slo, *, streamed: Mapping[str, bool] | None = None) -> lis
             faults.append(f"unknown stat {slo.stat!r}{_nearest(slo.stat, STATS)}")
     elif slo.stat is not None:
         faults.append(f"{metric.name} is one number and has no stat; leave out stat = {slo.stat!r}")
-    if slo.at_most is None and slo.at_least is None:
-        faults.append(f"a rule on {metric.name} needs max or min")
+    if slo.at_most is None and slo.at_least is None and slo.relative_max is None:
+        faults.append(f"a rule on {metric.name} needs max or min, or relative_max")
     elif slo.at_most is not None and slo.at_least is not None and slo.at_most < slo.at_least:
         faults.append(f"max ({_number(slo.at_most)}) is below min ({_number(slo.at_least)}): no value passes")
     if metric.name == "delivered_share" and slo.channel is not None:
@@ -96,7 +96,8 @@ def cuts(slos: Sequence[Slo]) -> tuple[Cut, ...]:
 
 def judge(slos: Sequence[Slo], summary: Summary) -> tuple[RuleResult, ...]:
     """One result per rule: first the built-in ones (some success, some output), then the plan's, in its order."""
-    results = (*_built_in(summary), *(_judge(slo, summary) for slo in slos))
+    results = (*_built_in(summary), *(_judge(slo, summary) for slo in slos if not is_relative(slo)))
+    results += tuple(without_baseline(slo) for slo in slos if is_relative(slo))
     if not summary.invalid:
         return results
     return tuple(_invalidated(result, summary) for result in results)
@@ -284,6 +285,42 @@ def _invalidated(result: RuleResult, summary: Summary) -> RuleResult:
     fields = {name: getattr(result, name) for name in result.__struct_fields__}
     fields |= {"verdict": Verdict.INVALID, "detail": f"{result.detail} (run invalid: {summary.invalid[0]})"}
     return RuleResult(**fields)
+
+
+def is_relative(slo: Slo) -> bool:
+    """It has no limit of its own, only one against a baseline."""
+    return slo.at_most is None and slo.at_least is None and slo.relative_max is not None
+
+
+def without_baseline(slo: Slo) -> RuleResult:
+    """What a rule that needs a baseline shows of a run alone: nothing."""
+    metric = METRICS.get(slo.metric)
+    return RuleResult(
+        name=relative_name(slo),
+        metric=slo.metric,
+        stat=slo.stat or "",
+        scenario=slo.scenario,
+        channel=slo.channel,
+        stage=slo.stage,
+        n=None,
+        value=None,
+        unit=metric.unit if metric is not None else "",
+        at_most=None,
+        at_least=None,
+        verdict=Verdict.NO_DATA,
+        detail="it needs a baseline: infersiege gate RUN… --baseline RUN…",
+        severity=slo.severity,
+        relative_max=slo.relative_max,
+    )
+
+
+def relative_name(slo: Slo) -> str:
+    """Such as `agent: ttft p99 at most 10 % worse than the baseline`; of shares `2 points`."""
+    metric = METRICS.get(slo.metric)
+    share = metric is not None and metric.unit == "ratio"
+    limit = f"{_number(100 * (slo.relative_max or 0.0))} {'points' if share else '%'}"
+    where, stat = _where(slo), f" {slo.stat}" if slo.stat is not None else ""
+    return f"{f'{where}: ' if where else ''}{slo.metric}{stat} at most {limit} worse than the baseline"
 
 
 def rule_name(slo: Slo) -> str:

@@ -169,8 +169,8 @@ def _slos(draft: Draft) -> None:
 
 def _slo(draft: Draft, here: KeyPath, slo: Slo) -> None:
     faults, plan = draft.faults, draft.plan
-    if slo.at_most is None and slo.at_least is None and faults.ok(*here):
-        faults.add(here, 'has no limit; set max = "800ms" or min = …')
+    if slo.at_most is None and slo.at_least is None and slo.relative_max is None and faults.ok(*here):
+        faults.add(here, 'has no limit; set max = "800ms", min = … or relative_max = "10%"')
     if slo.at_most is not None and slo.at_least is not None and slo.at_least > slo.at_most:
         faults.add((*here, "min"), f"{slo.at_least:g} is above max ({slo.at_most:g}): no value can pass")
     scenarios = tuple(dict.fromkeys(workload.scenario for workload in plan.workloads))

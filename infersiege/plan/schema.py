@@ -46,7 +46,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     wait_for_workers_ns: Annotated[int, _meta("How long to wait for all workers to be ready", **DURATION)] = (
         60 * SECOND_NS
     )
-    repeats: Annotated[int, _meta("Runs to make of this plan", unit="runs", later="repeated runs", at_least=1)] = 1
+    repeats: Annotated[
+        int,
+        _meta(
+            "Runs to make of this plan, one after the other, each with a salt of its own",
+            unit="runs",
+            at_least=1,
+            at_most=1_000,
+        ),
+    ] = 1
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,7 +310,14 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     severity: Annotated[str, _meta("fail, or warn (shown, never fails the gate)", choices=("fail", "warn"))] = "fail"
     abort: Annotated[bool, _meta("Stop a run that can't pass any more", later="early abort")] = False
     relative_max: Annotated[
-        float | None, _meta("Largest change against the baseline", later="baselines", unit="ratio")
+        float | None,
+        _meta(
+            "Largest change for the worse against a baseline (`gate --baseline`), as `10%`: of latencies and rates a "
+            "ratio, of shares points",
+            unit="ratio",
+            above=0,
+            at_most=10,
+        ),
     ] = None
 
 
