@@ -136,7 +136,8 @@ def test_a_worker_says_that_it_waits_and_ends_with_one_clear_error(free_port: Ca
 
 def test_a_master_that_comes_late_is_found(free_port: Callable[[], int]) -> None:
     found = isolated("side_joining:late", free_port())
-    assert found["found"] == "127.0.0.1" and found["seconds"] > 1.2
+    assert found["found"] == "127.0.0.1"
+    assert len(found["said"]) == 1, "it was waited for"
 
 
 def test_another_secret_is_told_as_such() -> None:
