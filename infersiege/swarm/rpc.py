@@ -170,6 +170,7 @@ class _Server(_rpc.Server):  # type: ignore[misc]
         _rpc.BaseSocket.__init__(self, zmq.ROUTER, ":" not in address and address != "*")
         _bounded(self.socket, self.keys)
         self._refused = self._gave_way_ns = 0
+        self._waits, self._caught_up_ns = False, time.monotonic_ns()
         self.socket.curve_server = True
         self.socket.setsockopt(zmq.BACKLOG, BACKLOG)
         # A worker whose line was cut comes back before the master has given the old connection up, which would
@@ -204,9 +205,23 @@ class _Server(_rpc.Server):  # type: ignore[misc]
             gevent.sleep(1e-6)  # 0 would be one more round of the same pass, in which timers wait
             self._gave_way_ns = time.monotonic_ns()
 
+    @property
+    def heard_until_ns(self) -> int:
+        """Whatever had come by this instant (monotonic) was handled: who said nothing until then was silent."""
+        return time.monotonic_ns() if self._waits else self._caught_up_ns
+
+    def _first_frame(self) -> bytes:
+        try:
+            first: bytes = self.socket.recv(zmq.NOBLOCK)
+        except Again:
+            self._waits = True
+            first = self.socket.recv()
+            self._waits, self._caught_up_ns = False, time.monotonic_ns()
+        return first
+
     def _frames(self) -> list[bytes]:
         try:
-            frames = [self.socket.recv()]
+            frames = [self._first_frame()]
             while self.socket.getsockopt(zmq.RCVMORE):
                 frame = self.socket.recv()
                 if len(frames) < 3:  # one too many tells that it is none of ours; the rest is not kept
