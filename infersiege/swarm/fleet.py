@@ -129,8 +129,12 @@ class Fleet:
         """Names of own processes that ended although nobody told them to."""
         return [name for name, process in self.processes.items() if process.poll() is not None]
 
-    def newly_dead(self, now_ns: int) -> list[WorkerState]:
-        """Workers that are lost by silence or by their exit, marked as such; each is returned once."""
+    def newly_dead(self, now_ns: int, heard_until_ns: int | None = None) -> list[WorkerState]:
+        """Workers that are lost by silence or by their exit, marked as such; each is returned once.
+
+        `heard_until_ns`: a master that is late has their words still before it; None: it has heard all by now.
+        """
+        heard_ns = now_ns if heard_until_ns is None else min(now_ns, heard_until_ns)
         dead = []
         for worker in self.alive():
             if worker.bye is not None:
@@ -138,7 +142,7 @@ class Fleet:
             process = self.processes.get(worker.name)
             worker.gone = process is not None and process.poll() is not None
             patience_ns = SILENT_NS if worker.admitted else SET_UP_NS
-            if worker.gone or now_ns - worker.last_seen_ns > patience_ns:
+            if worker.gone or heard_ns - worker.last_seen_ns > patience_ns:
                 worker.lost_at_ns = now_ns
                 dead.append(worker)
         return dead
