@@ -53,7 +53,8 @@ class Attendance:
 
     def look(self, now_ns: int, ending: Ending | None) -> None:
         """Who is lost since the last look, who is back, and who is new."""
-        for worker in self._fleet.newly_dead(now_ns):
+        heard_ns = None if self._runner is None else self._runner.server.heard_until_ns
+        for worker in self._fleet.newly_dead(now_ns, heard_ns):
             self.lose(worker)
         for worker in self._membership.returning(now_ns):
             self._take_back(worker, ending)
