@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -23,7 +23,8 @@ from infersiege.metrics.delivery import (
 )
 from infersiege.metrics.facts import Cut, SteadyWindow
 from infersiege.metrics.flow import Bill, Flow
-from infersiege.metrics.histogram import Histogram, rank_of
+from infersiege.metrics.histogram import Histogram, percentiles, rank_of
+from infersiege.metrics.orders import range_ranks
 from infersiege.records import Cost, Counts, Distribution, GroupSummary, Outcome, PromptLengths
 
 Key = TypeVar("Key", str, Outcome)
@@ -246,7 +247,7 @@ def _delivered_share(cut: Cut, loads: Sequence[Delivered]) -> float | None:
 def _distribution(metric: Metric, cells: list[Cell], outcomes: Counter[Outcome]) -> Distribution:
     ok, failed, cancelled = outcomes[Outcome.OK], outcomes[Outcome.FAILED], outcomes[Outcome.CANCELLED]
     cut_share = ratio(cancelled, ok + cancelled)
-    n, stats = _gap_stats(cells) if metric.per_turn is None else _turn_stats(metric, cells)
+    n, stats, ranges = _gap_stats(cells) if metric.per_turn is None else _turn_stats(metric, cells)
     for stat in STATS.values():
         # A cut turn might have been slower than every other: with more than 1 - q of them, p_q is not known any more.
         hidden = stat.q is not None and metric.censored and cut_share is not None and cut_share > 1 - stat.q + 1e-12
@@ -258,14 +259,18 @@ def _distribution(metric: Metric, cells: list[Cell], outcomes: Counter[Outcome])
         missing=sum(cell.missing[metric.name] for cell in cells),
         failed_share=ratio(failed, ok + failed),
         cancelled_share=cut_share,
+        ranges={name: ends for name, ends in ranges.items() if stats[name] is not None},
         **stats,
     )
 
 
-def _turn_stats(metric: Metric, cells: list[Cell]) -> tuple[int, dict[str, float | None]]:
+Ranges = dict[str, tuple[float | None, float | None]]
+
+
+def _turn_stats(metric: Metric, cells: list[Cell]) -> tuple[int, dict[str, float | None], Ranges]:
     columns = [cell.columns[metric.name] for cell in cells if cell.columns.get(metric.name)]
     if not columns:
-        return 0, dict.fromkeys(STATS)
+        return 0, dict.fromkeys(STATS), {}
     # Sorted, so that the sum behind the mean does not depend on the order of the turns either.
     values = np.sort(np.concatenate([np.frombuffer(column, dtype=np.float64) for column in columns]))
     n = int(values.size)
@@ -280,15 +285,28 @@ def _turn_stats(metric: Metric, cells: list[Cell]) -> tuple[int, dict[str, float
     for stat in STATS.values():
         if stat.q is not None:
             stats[stat.name] = float(values[rank_of(stat.q, n) - 1]) / metric.per_unit
-    return n, stats
+    return n, stats, _ranges(n, lambda rank: float(values[rank - 1]) / metric.per_unit)
 
 
-def _gap_stats(cells: list[Cell]) -> tuple[int, dict[str, float | None]]:
+def _ranges(n: int, value_of: Callable[[int], float | None]) -> Ranges:
+    """The 95 % range of each percentile; `value_of` gives the value of a rank."""
+    found: Ranges = {}
+    for stat in STATS.values():
+        if stat.q is not None and n:
+            low, high = range_ranks(stat.q, n)
+            found[stat.name] = (None if low is None else value_of(low), None if high is None else value_of(high))
+    return found
+
+
+def _gap_stats(cells: list[Cell]) -> tuple[int, dict[str, float | None], Ranges]:
     gaps = Histogram.merged(Histogram.from_sparse(cell.gaps) for cell in cells)
     per_unit = METRICS["gap"].per_unit
     raw: dict[str, float | None] = {"mean": gaps.mean, "min": gaps.min, "max": gaps.max}
     raw |= {stat.name: gaps.percentile(stat.q) for stat in STATS.values() if stat.q is not None}
-    return gaps.n, {name: None if value is None else value / per_unit for name, value in raw.items()}
+    ranks = [rank for stat in STATS.values() if stat.q and gaps.n for rank in range_ranks(stat.q, gaps.n) if rank]
+    values = dict(zip(ranks, percentiles(gaps.counts, [rank / gaps.n for rank in ranks]), strict=True))
+    ranges = _ranges(gaps.n, lambda rank: None if (value := values[rank]) is None else value / per_unit)
+    return gaps.n, {name: None if value is None else value / per_unit for name, value in raw.items()}, ranges
 
 
 def _notes(cells: list[Cell], flows: list[Flow], outcomes: Counter[Outcome], tally: Counter[str]) -> tuple[str, ...]:

@@ -64,13 +64,13 @@ from infersiege.records.summary import (
     GroupSummary,
     PromptLengths,
     RateUse,
-    RuleResult,
     ServedRequests,
     StageResources,
     Summary,
     TelemetryAccount,
     TraceAccount,
 )
+from infersiege.records.verdicts import GateFile, RuleResult, StoppedEarly
 from infersiege.records.words import (
     SCHEMA_VERSION,
     ErrorClass,
@@ -109,6 +109,7 @@ __all__ = [
     "EventRow",
     "FilePart",
     "FileWanted",
+    "GateFile",
     "Go",
     "Grant",
     "GroupSummary",
@@ -139,6 +140,7 @@ __all__ = [
     "Spending",
     "StageResources",
     "StampSource",
+    "StoppedEarly",
     "Summary",
     "TelemetryAccount",
     "TextLengths",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from infersiege.records.client import ClientSummary, ClientVerdict
+from infersiege.records.verdicts import RuleResult, StoppedEarly
 from infersiege.records.words import Verdict
 from infersiege.records.workers import WorkerSummary
 
@@ -48,6 +49,9 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     p95: float | None
     p99: float | None
     p99_9: float | None
+    ranges: dict[str, tuple[float | None, float | None]] = {}
+    """Percentile -> where the true one is with 95 % confidence, by order statistics (metrics.orders).
+    An end is None where there are too few values for one; percentiles that are None have none."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,39 +237,6 @@ class TraceAccount(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that have such turns."""
 
 
-class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule held against the run."""
-
-    name: str
-    """Such as `agent: ttft p99 <= 800 ms`."""
-    metric: str
-    stat: str
-    scenario: str | None
-    channel: str | None
-    stage: str | None
-    n: int | None
-    value: float | None
-    unit: str
-    at_most: float | None
-    at_least: float | None
-    verdict: Verdict
-    detail: str
-    severity: str = "fail"
-    built_in: bool = False
-    relative_max: float | None = None
-    """Held against a baseline: the smallest change for the worse that fails, as a ratio (0.1 is 10 %) or, of a share,
-    in points (0.1 is 10). None: a rule with a limit of its own."""
-    baseline: float | None = None
-    """Mean over the baseline's runs, in `unit`; `value` is that of these runs. None, as all below: not compared."""
-    change: float | None = None
-    """Of `value` against `baseline`, on the scale of `relative_max`: above 0 is more, whether that is worse or not."""
-    change_low: float | None = None
-    """The 95 % confidence interval of the change."""
-    change_high: float | None = None
-    p: float | None = None
-    """Chance that runs of the same thing look as bad, corrected for all rules of the gate."""
-
-
 class StageResources(msgspec.Struct, frozen=True, kw_only=True):
     """What GPUs and engines did in the steady phase of one stage, and what limited it. None: nobody measured it.
 
@@ -348,6 +319,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int
     ended_ns: int
     interrupted: bool
+    stopped_early: StoppedEarly | None = None
+    """By a rule; None: it was not."""
     counts: Counts
     """Of all turns, all phases."""
     groups: tuple[GroupSummary, ...]

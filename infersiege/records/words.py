@@ -75,6 +75,8 @@ class Reason(StrEnum):
     NO_LEASE = "no_lease"
     """The worker lost its master."""
     BUDGET = "budget"
+    STOPPED_EARLY = "stopped_early"
+    """A rule with `abort` could not pass any more."""
     RATE_LIMIT = "rate_limit"
     """It alone asks for more tokens than the channel's rate limit gives in a minute."""
     TOO_LONG = "too_long"
