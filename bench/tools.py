@@ -67,7 +67,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def finished(self) -> bool:
-        return self.reported is not None and self.used.exit_code == 0 and self.reported.requests == self.requests
+        return self.reported is not None and self.reported.requests == self.requests and not self.used.timed_out
 
 
 def true_times(rows: list[Times], tokens: int) -> dict[str, float]:
@@ -229,7 +229,9 @@ def _finished(results: list[Result], limit_s: float) -> str:
     if not bad:
         others = max(one.others for one in results)
         disturbed = f", others took {others:.0%} of the machine" if others > QUIET else ""
-        return f"{statistics.median(one.used.wall_s for one in results):.0f} s{disturbed}"
+        doubts = sorted({doubt.partition(":")[0] for one in results if one.reported for doubt in one.reported.doubts})
+        said = f"; says itself: {', '.join(doubts)}" if doubts else ""
+        return f"{statistics.median(one.used.wall_s for one in results):.0f} s{disturbed}{said}"
     one = bad[0]
     if one.used.timed_out:
         return f"no, stopped after {limit_s:.0f} s"

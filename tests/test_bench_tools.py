@@ -37,7 +37,7 @@ def summary_of(unit: str = "ms") -> dict[str, Any]:
         "gap": {"unit": unit, **percentiles(20.0, 23.0)},
     }
     whole = {"scenario": None, "channel": None, "stage": None, "distributions": metrics, "counts": {"ok": 8}}
-    return {"groups": [whole | {"stage": "main", "counts": {"ok": 1}}, whole]}
+    return {"groups": [whole | {"stage": "main", "counts": {"ok": 1}}, whole], "invalid": []}
 
 
 AIPERF = {
@@ -97,6 +97,14 @@ def test_each_tools_file_is_read_in_one_shape(name: str) -> None:
 def test_a_file_of_another_shape_is_unreadable_and_no_zero(name: str, text: str) -> None:
     with pytest.raises(outputs.UnreadableError):
         FILES[name][0](text)
+
+
+def test_what_our_run_says_against_itself_stands_in_its_row() -> None:
+    said = summary_of() | {"invalid": ["client-bound: worker-1 was held up"]}
+    doubted = msgspec.structs.replace(result_of(6.0), reported=outputs.infersiege(json.dumps(said)))
+    installed = {"infersiege": tools.Installed(Path("python"), "1")}
+    (*_, row) = tools.rows_of(installed, {}, {"infersiege": 2.0}, {"infersiege": [doubted]}, 300)
+    assert row.endswith("| 6 s; says itself: client-bound |")
 
 
 def test_times_in_another_unit_are_not_taken_for_milliseconds() -> None:

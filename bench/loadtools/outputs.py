@@ -29,6 +29,8 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p99_ms: float | None
     gap_p99_ms: float | None = None
     """Of all gaps between two chunks. None: the tool has no such figure."""
+    doubts: tuple[str, ...] = ()
+    """Why the tool itself says that its figures are not to be trusted."""
 
 
 Reader = Callable[[str], Reported]
@@ -60,6 +62,7 @@ def _infersiege(found: Any) -> Reported:
         tpot_p50_ms=metrics["tpot"]["p50"],
         tpot_p99_ms=metrics["tpot"]["p99"],
         gap_p99_ms=metrics["gap"]["p99"],
+        doubts=tuple(found["invalid"]),
     )
 
 
