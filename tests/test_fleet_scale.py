@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infersiege.metrics.windows import windows
-from infersiege.records import EpochAnswer, SlotsHeld
+from infersiege.records import EpochAnswer, Hello, SlotsHeld
+from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.seats import Seats
 
 ROOT = Path(__file__).parents[1]
@@ -97,6 +98,28 @@ def test_a_flood_of_messages_does_not_keep_the_rest_of_a_master_from_running() -
     assert found["handled"] == 800
     assert found["took_s"] > 0.8, "a flood: handling takes a millisecond each"
     assert found["longest_s"] < found["took_s"] / 3, found
+    assert found["deaf_s"] > 0.5, "what came in the flood was not heard at once, and the master knows it"
+    assert found["deaf_after_s"] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "deaf_s", "lost"),
+    [
+        (1.9, 0.0, False),
+        (2.1, 0.0, True),
+        (9.0, 8.0, False),  # nine seconds without a word, of which the master has not heard the last eight yet
+        (9.0, 6.5, True),
+        (9.0, -1.0, True),  # heard since this look began
+    ],
+)
+def test_a_master_that_is_late_does_not_take_its_workers_for_dead(silent_s: float, deaf_s: float, lost: bool) -> None:
+    now_ns = 100 * SECOND
+    hello = Hello(worker="w", host="h", pid=1, boot_id="b", versions={}, spool_dir="/none")
+    worker = WorkerState("node", hello, 0, last_seen_ns=now_ns - round(silent_s * SECOND))
+    worker.admitted = True
+    fleet = Fleet(expected=1, workers={"node": worker})
+    assert fleet.newly_dead(now_ns, now_ns - round(deaf_s * SECOND)) == ([worker] if lost else [])
+    assert worker.lost_at_ns == (now_ns if lost else None)
 
 
 @pytest.mark.slow
