@@ -180,7 +180,7 @@ def test_workers_of_a_killed_master_stop_by_their_lease(siege: Siege, emulator: 
     killed = time.monotonic()
     while Path(f"/proc/{pid}").exists() and time.monotonic() - killed < 40:
         time.sleep(0.2)
-    assert time.monotonic() - killed < 40, "the worker is still there"
+    assert time.monotonic() - killed < 16, "it has stopped 15 s after its last lease"
     rows = emulator.truth()
     last_s = max(row["received_ns"] for row in rows) / 1e9
     assert last_s < killed + 4.5, "a turn started without a lease"

@@ -404,6 +404,10 @@ def test_goodput_without_a_limit_is_unknown() -> None:
 # ------------------------------------------------------------------------------------------------------- validity
 
 
+TAKEN_OVER: dict[str, Any] = {"taken_over_ns": T0 + 8 * SECOND, "taken_over_by": ("w2", "w3")}
+AWAY: dict[str, Any] = {"away": ((T0 + 5 * SECOND, T0 + 9 * SECOND),)}
+
+
 def test_conservation_is_checked_with_numbers() -> None:
     records = [*make.many(3), make.skipped(Reason.RUN_END)]
     assert summarise(records, make.facts(planned_turns=4)).invalid == ()
@@ -416,7 +420,26 @@ def test_conservation_is_checked_with_numbers() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"lost": True, "lost_at_ns": T0 + 5 * SECOND}, "w1 on bench-1 was lost 5.0 s into the run"),
+        (
+            {"lost": True, "lost_at_ns": T0 + 5 * SECOND},
+            "w1 on bench-1 was lost 5.0 s into the run: its share of the load was not there",
+        ),
+        (
+            {"lost": True, "lost_at_ns": T0 + 5 * SECOND, **TAKEN_OVER, "unplayed": 1234},
+            "run: w2 and w3 took its share over 8.0 s into the run; 1,234 of its sessions were played by nobody",
+        ),
+        (
+            {"lost": True, "lost_at_ns": T0 + 5 * SECOND, **TAKEN_OVER, **AWAY, "back_at_ns": T0 + 9 * SECOND},
+            "w2 and w3 took its share over 8.0 s into the run; it was away for 4.0 s",
+        ),
+        (
+            {"lost": True, "lost_at_ns": T0 + 5 * SECOND, **AWAY},
+            "its share of the load was not there; it was away for 4.0 s, and lost again",
+        ),
+        (
+            {"lost": True, "lost_at_ns": T0 + 5 * SECOND, **AWAY, "back_at_ns": T0 + 9 * SECOND},
+            "was lost 5.0 s into the run: it was away for 4.0 s",
+        ),
         ({"records_promised": 9, "records_received": 8}, "wrote 9 records, 8 arrived"),
     ],
 )

@@ -80,6 +80,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """Channel -> language -> how long synthesised text is there; what is missing goes by the usual ratio."""
     files: tuple[NeededPath, ...] = ()
     """Of the plan; a worker that has not the same ones asks for them."""
+    worker: str | None = None
+    """What it is called in this run; None: as it said."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

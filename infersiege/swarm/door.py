@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from infersiege.errors import ExitCode, InfersiegeError, RunInvalidError
 from infersiege.records import Assignment, ClockPing, Hello, NeededPath, Ready, Refusal, TextLengths
 from infersiege.swarm import messages
@@ -72,6 +74,7 @@ class Door:
                 self._turned_away(hello.worker, away.message)
                 return
             place = self._fleet.free_place() or 0
+            hello = msgspec.structs.replace(hello, worker=self._name_of(hello.worker))
             known = WorkerState(node_id, hello, place, last_seen_ns=time.monotonic_ns())
             self._fleet.workers[node_id] = known
         terms = self._terms
@@ -87,6 +90,7 @@ class Door:
             boot_id=boot_id(),
             text_lengths=terms.text_lengths,
             files=terms.files,
+            worker=known.name,
         )
         messages.send(self._runner, assignment, node_id)
 
@@ -94,9 +98,8 @@ class Door:
         if self.over:
             return _TurnedAway("the run is over", "start its workers before it, or another run")
         named = self._fleet.by_name(hello.worker)
-        if named is not None:
-            there = "is here already" if named.alive else "was here, and what is its own stays its own"
-            return _TurnedAway(f"a worker called {hello.worker} {there}", "give each its own --name")
+        if named is not None and named.alive:
+            return _TurnedAway(f"a worker called {hello.worker} is here already", "give each its own --name")
         if self._fleet.free_place() is None:
             return _TurnedAway(
                 f"the run has all of its {self._fleet.expected} workers", "ask for more of them with --expect-workers"
@@ -108,6 +111,15 @@ class Door:
                     "install the same versions on every host",
                 )
         return None
+
+    def _name_of(self, asked: str) -> str:
+        """A name that nobody ever had in this run: a container that is started again has its old one, and what was its
+        forerunner's stays that one's."""
+        name, number = asked, 1
+        while self._fleet.by_name(name) is not None:
+            number += 1
+            name = f"{asked}.{number}"
+        return name
 
     def _on_ready(self, node_id: str, ready: Ready) -> None:
         worker = self._fleet.seen(node_id)

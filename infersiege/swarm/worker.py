@@ -194,6 +194,9 @@ class Worker:
 
     def _on_assignment(self, _: str, assignment: Assignment) -> None:
         self._assignment = assignment
+        if assignment.worker is not None and assignment.worker != self.name:
+            self.name = assignment.worker
+            self._health = HealthMonitor(self.name)
         self._assigned.set()
 
     def _on_refusal(self, _: str, refusal: Refusal) -> None:
