@@ -24,7 +24,7 @@ from infersiege.plan.values import format_duration
 from infersiege.records import Summary
 from infersiege.rundir import PlanFile
 
-NOT_KNOWN = "not known"
+NOT_KNOWN, NOT_SET = "not known", "not set"
 LONGEST = 80
 """Characters of a value; longer ones are cut, with a hash."""
 
@@ -228,7 +228,7 @@ def differences(
         if len(told) < 2:
             continue
         passes = (word.passes and not strict) or any(_starts(name, one) for one in free)
-        found.append(Difference(name=name, baseline=_values(before), candidate=_values(now), passes=passes))
+        found.append(Difference(name=name, baseline=_values(name, before), candidate=_values(name, now), passes=passes))
     return tuple(found)
 
 
@@ -249,6 +249,11 @@ def _starts(name: str, word: str) -> bool:
     return name == word or name.startswith(f"{word}.")
 
 
-def _values(values: Iterable[str | None]) -> str:
+def _values(name: str, values: Iterable[str | None]) -> str:
     """Of the runs of one side; more than one where they differ among themselves."""
-    return " and ".join(sorted(NOT_KNOWN if value is None else value for value in values))
+    absent = NOT_SET if name.partition(".")[0] in _WRITTEN else NOT_KNOWN
+    return " and ".join(sorted(absent if value is None else value for value in values))
+
+
+_WRITTEN = ("plan", "load", "sampling", "label", "limits", "price")
+"""Facts that somebody wrote; others were seen."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from infersiege.gate.baseline import Baseline
 from infersiege.records import SCHEMA_VERSION, EventRow, SeriesRow, Session, Summary, TurnRecord, WindowRow
 from infersiege.rundir import EVENTS, PLAN, SUMMARY, TURNS, WINDOWS, PlanFile
 
@@ -30,11 +31,16 @@ TRACES: dict[str, tuple[type[msgspec.Struct], str]] = {
 }
 """The same, of traces."""
 
+GATE: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "baseline": (Baseline, "A file of infersiege baseline save"),
+}
+"""The same, of files that `gate` reads."""
+
 
 def schemas() -> dict[str, dict[str, Any]]:
     """File name -> JSON Schema (2020-12)."""
     made = {}
-    for name, (kind, title) in {**FILES, **TRACES}.items():
+    for name, (kind, title) in {**FILES, **TRACES, **GATE}.items():
         (schema,), components = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
         made[f"{name}.schema.json"] = {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
