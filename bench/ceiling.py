@@ -86,8 +86,9 @@ class Worker:
     def look(self, pid: int) -> None:
         """Raises OSError when it is gone."""
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-        (peak,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
-        self.peak_bytes = int(peak) * 1024
+        for line in status.splitlines():  # a process that has ended and isn't waited for yet has no such line
+            if line.startswith("VmHWM"):
+                self.peak_bytes = int(line.split()[1]) * 1024
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         self.cpu.append((time.monotonic(), (int(fields[11]) + int(fields[12])) * TICK_S))
 
