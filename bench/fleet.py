@@ -7,7 +7,9 @@
 
 The master is `infersiege run --expect-workers N` in a process of its own, unchanged but for a greenlet that looks each
 10 ms how late it comes. All traffic stays on loopback, and workers use a core beside the master's. Exit code 1 when a
-fleet of `--must-carry` workers or fewer is not carried: p99 of the loop's lag under 200 ms, no lease later than 1.5 s.
+fleet of `--must-carry` workers or fewer is not carried: p99 of the loop's lag under 200 ms and of acknowledgements under
+a second, no lease later than 1.5 s. `CPU` is of the event loop and of ZeroMQ's thread, in cores; `waited` is the time in
+which the event loop had work and no CPU: where it is more than a few percent this machine was too busy to measure on.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from typing import Any
 MOST_LAG_MS = 200.0
 LATEST_LEASE_MS = 1500.0
 """Half of what a lease lasts."""
+SLOWEST_ACK_MS = 1000.0
+"""p99; a worker sends again what was not acknowledged within two seconds."""
 WORKERS_A_PROCESS = 250
 START_S = 90.0
 END_S = 30.0
@@ -67,7 +71,7 @@ class Probe:
     over: threading.Event = field(default_factory=threading.Event)
 
     def watch(self) -> None:
-        before, at = self._cpu_s(), time.monotonic()
+        before, at, waited = self._cpu_s(), time.monotonic(), self._waited_s()
         while not self.over.wait(1.0):
             try:
                 now, now_at = self._cpu_s(), time.monotonic()
@@ -76,8 +80,13 @@ class Probe:
                 return
             main = (now[0] - before[0]) / (now_at - at)
             others = (now[1] - before[1]) / (now_at - at)
-            self.seconds.append({"at": now_at, "main": main, "others": others, "rss": float(rss)})
-            before, at = now, now_at
+            wait = (self._waited_s() - waited) / (now_at - at)
+            self.seconds.append({"at": now_at, "main": main, "others": others, "wait": wait, "rss": float(rss)})
+            before, at, waited = now, now_at, self._waited_s()
+
+    def _waited_s(self) -> float:
+        """Seconds in which the event loop could have run but had no CPU: other processes of this machine."""
+        return int(Path(f"/proc/{self.pid}/schedstat").read_text("ascii").split()[1]) / 1e9
 
     def _cpu_s(self) -> tuple[float, float]:
         """CPU seconds of the main thread, which is the event loop, and of all others: ZeroMQ's does the encryption."""
@@ -142,7 +151,9 @@ class Fleet:
     @property
     def carried(self) -> bool:
         leases = self.values_ms("lease_gaps_ns")
+        acks = self.values_ms("acks_ns")
         quick = bool(leases) and leases[-1] < LATEST_LEASE_MS
+        quick = quick and bool(acks) and acks[int(len(acks) * 0.99)] < SLOWEST_ACK_MS
         return quick and self.lag_ms["p99"] < MOST_LAG_MS and not self.lost and self.end_s is not None
 
     def figures(self) -> dict[str, Any]:
@@ -175,7 +186,8 @@ class Fleet:
         end = "never" if self.end_s is None else f"{self.end_s:.1f} s"
         return (
             f"{self.workers:>5} workers x {self.rate:g}/s: {'carried' if self.carried else 'TOO MANY'}; "
-            f"CPU {self.mean('main'):.2f} + {self.mean('others'):.2f}, RSS {rss[0]:.0f} -> {rss[-1]:.0f} MiB, "
+            f"CPU {self.mean('main'):.2f} + {self.mean('others'):.2f}, waited {self.mean('wait'):.2f}, "
+            f"RSS {rss[0]:.0f} -> {rss[-1]:.0f} MiB, "
             f"loop lag p50 {self.lag_ms['p50']:.0f} p99 {self.lag_ms['p99']:.0f} max {self.lag_ms['max']:.0f} ms, "
             f"answer {_three(answers)}, ack {_three(acks)}, lease gap {_three(leases)}; "
             f"ready {self.ready_s:.1f} s, end {end}, lost {self.lost}, records {records:.1f} MB/s, "
