@@ -7,9 +7,9 @@
 
 The master is `infersiege run --expect-workers N` in a process of its own, unchanged but for a greenlet that looks each
 10 ms how late it comes. All traffic stays on loopback, and workers use a core beside the master's. Exit code 1 when a
-fleet of `--must-carry` workers or fewer is not carried: p99 of the loop's lag under 200 ms and of acknowledgements under
-a second, no lease later than 1.5 s. `CPU` is of the event loop and of ZeroMQ's thread, in cores; `waited` is the time in
-which the event loop had work and no CPU: where it is more than a few percent this machine was too busy to measure on.
+fleet of `--must-carry` workers or fewer is not carried: p99 of the loop's lag under 200 ms and of acknowledgements
+under a second, no lease later than 1.5 s. `CPU` is of the event loop and of ZeroMQ's thread, in cores; `waited` is the
+time in which the event loop had work and no CPU: above a few percent this machine was too busy to measure on.
 """
 
 from __future__ import annotations
