@@ -228,7 +228,7 @@ def main() -> int:
             table.append(row_of(case, found))
             print(table[-1], flush=True)
     if options.write:
-        write("\n".join((head, "", *table)))
+        write(head, table)
     return int(wrong > 0)
 
 
@@ -238,12 +238,16 @@ def row_of(case: Case, found: list[Told]) -> str:
     return f"| {case.what} | {case.runs} | {codes} | {found[-1].outcomes} | {faults or 'none'} |"
 
 
-def write(text: str) -> None:
+def write(head: str, table: list[str]) -> None:
+    """Into the document; rows of cases that were not played now stay as they are there."""
     document = ROOT / "docs" / "distributed.md"
     before = document.read_text(encoding="utf-8")
-    inside = re.compile(r"(<!-- bench-namespaces: begin -->\n).*?(<!-- bench-namespaces: end -->)", re.DOTALL)
-    assert inside.search(before), f"{document}: the place for the table is gone"
-    document.write_text(inside.sub(lambda found: f"{found[1]}{text}\n{found[2]}", before), encoding="utf-8")
+    inside = re.search(r"<!-- bench-namespaces: begin -->\n(.*?)<!-- bench-namespaces: end -->", before, re.DOTALL)
+    assert inside is not None, f"{document}: the place for the table is gone"
+    rows = {line.split(" | ")[0]: line for line in inside[1].splitlines() if line.startswith("|")}
+    rows |= {line.split(" | ")[0]: line for line in table}
+    text = "\n".join((head, "", *rows.values(), ""))
+    document.write_text(before[: inside.start(1)] + text + before[inside.end(1) :], encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -233,7 +233,10 @@ def faults_of(
     done = {one.request_id for one in turns if one.outcome is Outcome.OK}
     yield from _some("records of answers that the server did not give", (one for one in done if one not in asked))
     if blow is None:
-        whole_answers = (one for one, row in asked.items() if row["finish"] in ENDS and one not in done)
+        cut = {
+            one.request_id for one in turns if one.outcome is Outcome.CANCELLED
+        }  # as its last bytes were on their way
+        whole_answers = (one for one, row in asked.items() if row["finish"] in ENDS and one not in done | cut)
         yield from _some("requests that the server answered and the records don't", whole_answers)
     else:
         yield from _losses(records, asked, blow)
