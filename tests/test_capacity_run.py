@@ -14,8 +14,9 @@ import msgspec
 import pytest
 from siege import Siege, plan_text
 
+from infersiege.capacity.child import Interruption
 from infersiege.capacity.hunt import begun, hunt
-from infersiege.capacity.runs import Interruption, Settings
+from infersiege.capacity.runs import Settings
 from infersiege.capacity.search import Outcome, Range
 from infersiege.capacity.state import CapacityState, SweepState
 from infersiege.emulator.process import EmulatorProcess

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from infersiege.capacity.runs import Interrupted, Interruption, Settings, name_of, number_after, run_probe
+from infersiege.capacity.child import Interrupted, Interruption
+from infersiege.capacity.runs import Settings, name_of, number_after, run_probe
 from infersiege.capacity.search import (
     LENGTHENED_MOST,
     Finding,

@@ -68,10 +68,15 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """As the first probe found them; empty: none ended yet."""
 
 
-class CapacityState(msgspec.Struct, frozen=True, kw_only=True):
-    """capacity.json."""
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file of any command with several runs begins with."""
 
     schema_version: int = SCHEMA
+
+
+class CapacityState(Kept, frozen=True, kw_only=True):
+    """capacity.json."""
+
     kind: str = "capacity"
     name: str
     unit: str
@@ -91,10 +96,9 @@ class CapacityState(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class SweepState(msgspec.Struct, frozen=True, kw_only=True):
+class SweepState(Kept, frozen=True, kw_only=True):
     """sweep.json."""
 
-    schema_version: int = SCHEMA
     kind: str = "sweep"
     name: str
     unit: str
@@ -136,7 +140,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(held)
 
 
-State = TypeVar("State", CapacityState, SweepState)
+State = TypeVar("State", bound=Kept)
 
 
 def identity_of(plan: Plan) -> Identity:
@@ -149,7 +153,7 @@ def identity_of(plan: Plan) -> Identity:
     return Identity(plan_hash=plan_hash(same), versions=versions())
 
 
-def save(folder: Path, file: str, state: CapacityState | SweepState) -> None:
+def save(folder: Path, file: str, state: Kept) -> None:
     """Replace the file whole. Raises UsageError when it can't be written."""
     path = folder / file
     part = path.with_name(f".{file}.part")

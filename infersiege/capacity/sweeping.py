@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from infersiege.capacity.child import Interrupted, Interruption
 from infersiege.capacity.hunt import Say, ended_line, same_traces, written
-from infersiege.capacity.runs import Interrupted, Interruption, Settings, name_of, number_after, run_probe
+from infersiege.capacity.runs import Settings, name_of, number_after, run_probe
 from infersiege.capacity.search import Judged
 from infersiege.capacity.state import SWEEP, Probe, SweepState, check_same, identity_of, load, save
 from infersiege.errors import ExitCode, InternalError, TargetError, UsageError, strongest

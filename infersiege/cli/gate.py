@@ -14,7 +14,7 @@ from infersiege.cli.output import escaped
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from infersiege.errors import InfersiegeError
+    from infersiege.errors import ExitCode, InfersiegeError
     from infersiege.gate.relative import Compared
     from infersiege.records import Summary
     from infersiege.report import Rebuilt
@@ -75,6 +75,14 @@ def gate(
 
     Exit codes: 0 pass, 1 a rule failed, 3 the run is invalid, 5 no data for a rule or not comparable, 130 interrupted.
     """
+    context.exit(judge_runs(runs, baselines, allow, strict=strict))
+
+
+def judge_runs(runs: Sequence[Path], baselines: Sequence[Path], allow: Sequence[str], *, strict: bool) -> ExitCode:
+    """What the command does; the exit code of all runs together.
+
+    Raises UsageError, RunDirectoryError.
+    """
     from rich.console import Console
 
     from infersiege.cli.unwritten import warn_of
@@ -111,7 +119,7 @@ def gate(
     if compared is not None:
         _print_compared(compared, found[0].summary, console, alone=len(found) == 1)
     warn_of(unwritten)
-    context.exit(strongest(set(codes)))
+    return strongest(set(codes))
 
 
 def _compared(found: Sequence[Rebuilt], baselines: Sequence[Path], words: Sequence[str], strict: bool) -> Compared:

@@ -13,7 +13,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from infersiege.capacity.runs import Interrupted, Interruption, Settings, changes_of
+from infersiege.capacity.child import Interrupted, Interruption
+from infersiege.capacity.runs import Settings, changes_of
 from infersiege.capacity.state import CapacityState, SweepState, alone_in
 from infersiege.cli.probe_options import ProbeOptions
 from infersiege.cli.run import seconds_of

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,6 +24,40 @@ def seconds_of(option: str, seconds: float) -> int:
     if not 0 <= seconds <= _LONGEST_WAIT_S:  # NaN is not either
         raise UsageError(f"{option} {seconds:g}: not a number of seconds from 0 to {_LONGEST_WAIT_S:,}")
     return round(seconds * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class RunAsked:
+    """What the command line says; fields as the options."""
+
+    plan: Path
+    out: Path | None
+    overrides: tuple[str, ...]
+    workers: int | None
+    expect_workers: int | None
+    bind: str
+    web: str | None
+    wait_for_target: float
+    skip_doctor: bool
+    gated: bool
+    dry_run: bool
+    repeats: int | None
+    against: Path | None
+    allow: tuple[str, ...]
+
+
+def asked_repeats(plan: Path, overrides: Sequence[str]) -> int:
+    """How many runs the plan asks for; 1 where that can't be told.
+
+    It is read before anything is imported that must be patched first; loading the plan later tells of its faults.
+    """
+    asked: Any = None
+    with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+        asked = tomllib.loads(plan.read_text(encoding="utf-8-sig")).get("run", {}).get("repeats")
+    for key, _, text in (override.partition("=") for override in overrides):
+        if key.strip() == "run.repeats":
+            asked = int(text) if text.strip().isdecimal() else None
+    return asked if isinstance(asked, int) and 1 <= asked <= 1_000 else 1
 
 
 @click.command(epilog="Example: infersiege run examples/plans/vllm.toml --workers 2 --set load.users=64")
@@ -49,23 +88,36 @@ def seconds_of(option: str, seconds: float) -> int:
     "--gate", "gated", is_flag=True, help="Judge the run by the plan's rules, write junit.xml, exit accordingly."
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, send nothing.")
-def run(
-    plan: Path,
-    out: Path | None,
-    overrides: tuple[str, ...],
-    workers: int | None,
-    expect_workers: int | None,
-    bind: str,
-    web: str | None,
-    wait_for_target: float,
-    skip_doctor: bool,
-    gated: bool,
-    dry_run: bool,
-) -> None:
-    """Run PLAN and leave a run directory.
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 1_000),
+    help="Runs to make, into run-1, run-2 … of --out; default: the plan's, 1.",
+)
+@click.option(
+    "--against",
+    type=click.Path(path_type=Path),
+    metavar="PLAN",
+    help="Another plan, run in turn with this one, for a comparison that no drift tips (docs/gate.md).",
+)
+@click.option(
+    "--allow", multiple=True, metavar="WORD,…", help="With --gate and --against: what may differ between the plans."
+)
+def run(**options: Any) -> None:
+    """Run PLAN and leave a run directory; with --repeats or --against a folder of them.
 
     Ends with 0, or with a code that says why not: docs/gate.md has the table.
     """
+    asked = RunAsked(**options)
+    repeats = asked.repeats if asked.repeats is not None else asked_repeats(asked.plan, asked.overrides)
+    if (repeats > 1 or asked.against is not None) and not asked.dry_run:
+        from infersiege.cli.repeats import run_series
+
+        run_series(asked, repeats)
+    _run_once(asked)
+
+
+def _run_once(asked: RunAsked) -> None:
+    """Ends the process, but for a dry run."""
     from infersiege.swarm.patching import patch
 
     patch()
@@ -75,22 +127,24 @@ def run(
     from infersiege.swarm.interrupts import Interrupts
     from infersiege.swarm.run import RunOptions, run_plan
 
-    address = address_of("--bind", bind, default_port=MASTER_PORT)
-    wait_ns = seconds_of("--wait-for-target", wait_for_target)
+    address = address_of("--bind", asked.bind, default_port=MASTER_PORT)
+    wait_ns = seconds_of("--wait-for-target", asked.wait_for_target)
     interrupts = Interrupts()
     console = SteadyConsole()
-    loaded = load_plan(plan, overrides, os.environ)
-    if dry_run:
+    loaded = load_plan(asked.plan, asked.overrides, os.environ)
+    if asked.dry_run:
         show_plan(loaded, console)
         return
+    if loaded.run.repeats > 1 and asked.repeats is None:
+        raise UsageError(f"{asked.plan}: run.repeats is set in a way that was not seen", hint="use --repeats")
     options = RunOptions(
-        out=out,
-        workers=workers,
-        expect_workers=expect_workers,
+        out=asked.out,
+        workers=asked.workers,
+        expect_workers=asked.expect_workers,
         bind=address,
-        web=None if web is None else address_of("--web", web),
+        web=None if asked.web is None else address_of("--web", asked.web),
         wait_for_target_ns=wait_ns,
-        skip_doctor=skip_doctor,
-        gated=gated,
+        skip_doctor=asked.skip_doctor,
+        gated=asked.gated,
     )
     sys.exit(run_plan(loaded, options, console, os.environ, interrupts).summary.exit_code)
