@@ -47,8 +47,10 @@ SLOW = Slo(metric="ttft", stat="p50", at_most=99.0)
         (Slo(metric="ttft", stat="p50", at_least=101.0), FAIL, "below it fails"),
         (Slo(metric="ttft", stat="p50", at_least=90.0, at_most=110.0), PASS, "between both"),
         (Slo(metric="ttft", stat="max", at_most=100.0), PASS, "maximum is exact"),
-        (Slo(metric="ttft", stat="p99", at_most=100.0), PASS, "120 values are enough"),
-        (Slo(metric="ttft", stat="p99_9", at_most=1e9), NO_DATA, "120 values are not"),
+        (Slo(metric="ttft", stat="p95", at_most=100.0), PASS, "120 values are enough for an upper bound"),
+        (Slo(metric="ttft", stat="p99", at_most=1e9), NO_DATA, "of p99 they are not"),
+        (Slo(metric="ttft", stat="p99", at_most=100.0, min_samples=120), PASS, "the rule itself asks for fewer"),
+        (Slo(metric="ttft", stat="p99_9", at_most=1e9, min_samples=120), NO_DATA, "but not below the floor"),
         (Slo(metric="ttft", stat="p50", at_most=1e9, min_samples=121), NO_DATA, "fewer than the rule wants"),
         (Slo(metric="ttft", stat="p99", at_most=1e9, min_samples=1), PASS, "a floor is not lowered by min_samples"),
         (Slo(metric="ttft", stat="p50", at_most=1e9, scenario="nobody"), NO_DATA, "no turn of that scenario"),
@@ -68,8 +70,10 @@ def test_verdicts(slo: Slo, verdict: Verdict, reason: str) -> None:
 
 
 def test_a_result_carries_its_figures() -> None:
-    result = judged(Slo(metric="ttft", stat="p90", at_most=800.0, scenario="chat"), make.many(20))
-    assert (result.name, result.value, result.n, result.unit) == ("chat: ttft p90 <= 800 ms", 100.0, 20, "ms")
+    result = judged(Slo(metric="ttft", stat="p90", at_most=800.0, scenario="chat"), make.many(40))
+    assert (result.name, result.value, result.n, result.unit) == ("chat: ttft p90 <= 800 ms", 100.0, 40, "ms")
+    assert (result.low, result.high, result.needed) == (100.0, 100.0, 29)
+    assert result.window_duration_ns == 10 * make.SECOND
     assert (result.at_most, result.at_least, result.built_in, result.severity) == (800.0, None, False, "fail")
 
 
@@ -96,7 +100,8 @@ def test_rule_names(slo: Slo, name: str) -> None:
 def test_gt_01_nothing_is_green_with_no_success() -> None:
     dead = [make.failed(at, at + 1, ErrorClass.NOT_FOUND) for at in range(200)]
     summary = summary_of(dead, TTFT)
-    success, output, ttft = gate.judge((TTFT,), summary)
+    success, output, *_, errors, ttft = gate.judge((TTFT,), summary)
+    assert (errors.name, errors.verdict, errors.built_in) == ("error_share <= 5 %", FAIL, True)
     assert (success.verdict, output.verdict, ttft.verdict) == (FAIL, FAIL, NO_DATA)
     assert success.built_in and "not_found 200" in success.detail
     assert ttft.value is None
@@ -107,7 +112,7 @@ def test_gt_01_nothing_is_green_with_no_success() -> None:
 
 def test_gt_01_success_without_output_fails() -> None:
     empty = [make.streamed(at, [], tokens=0) for at in range(5)]
-    success, output = gate.judge((), summary_of(empty))
+    success, output, *_ = gate.judge((), summary_of(empty))
     assert (success.verdict, output.verdict) == (PASS, FAIL)
 
 
@@ -118,9 +123,6 @@ def test_gt_01_an_engine_that_dies_is_seen_by_its_error_share() -> None:
 
 
 def test_gt_02_an_unknown_metric_is_a_fault_of_the_plan_with_the_nearest_name() -> None:
-    assert gate.validate_slo(Slo(metric="tfft", stat="p99", at_most=1.0)) == [
-        "unknown metric 'tfft'; did you mean 'ttft'?"
-    ]
     assert judged(Slo(metric="tfft", stat="p99", at_most=1e9), make.many(120)).verdict is NO_DATA
 
 
@@ -176,7 +178,7 @@ def test_gt_04_exit_codes_are_told_apart(
 def test_gt_09_rules_of_an_invalid_run_are_invalid_and_keep_their_figure() -> None:
     summary = summary_of(GOOD, TTFT, **LOST)
     results = gate.judge((TTFT,), summary)
-    assert {result.verdict for result in results} == {INVALID}
+    assert {result.verdict for result in results if result.name != "the load is delivered"} == {INVALID, NO_DATA}
     assert results[-1].value == 100.0
     assert "worker w2 was lost" in results[-1].detail
     assert gate.overall(summary, results) is INVALID
@@ -192,11 +194,11 @@ def test_sp_05_the_failure_share_stands_beside_a_latency() -> None:
 def test_sp_07_a_p99_gate_on_twenty_samples_is_no_data() -> None:
     result = judged(Slo(metric="ttft", stat="p99", at_most=1e9), make.many(20))
     assert (result.verdict, result.n, result.value) == (NO_DATA, 20, None)
-    assert "20 values, p99 needs 100" in result.detail
+    assert "20 values, p99 needs 299" in result.detail
 
 
 def test_cut_turns_leave_a_high_percentile_without_data() -> None:
-    records = [*make.many(150), *make.many(10, outcome=Outcome.CANCELLED, reason=Reason.RUN_END)]
+    records = [*make.many(300), *make.many(10, outcome=Outcome.CANCELLED, reason=Reason.RUN_END)]
     result = judged(Slo(metric="e2e", stat="p99", at_most=1e9), records)
     assert result.verdict is NO_DATA
     assert "were cut" in result.detail
@@ -207,7 +209,7 @@ def test_a_warning_never_fails() -> None:
     nothing = Slo(metric="cache_share", at_least=0.5, severity="warn")
     summary = summary_of(GOOD, warn, nothing)
     results = gate.judge((warn, nothing), summary)
-    assert [result.verdict for result in results] == [PASS, PASS, FAIL, NO_DATA]
+    assert [result.verdict for result in results[-2:]] == [FAIL, NO_DATA]
     assert gate.exit_code(summary, results, gated=True) is ExitCode.PASS
     assert gate.overall(summary, results) is PASS
 
@@ -224,45 +226,6 @@ def test_overall_verdict_is_the_strongest(slos: tuple[Slo, ...], verdict: Verdic
 def test_open_turns_count_for_throughput() -> None:
     long = make.streamed(0, [100.0 * k for k in range(1, 90)], outcome=Outcome.CANCELLED, output_tokens=None)
     assert judged(Slo(metric="throughput", at_least=8.0), [long]).verdict is PASS
-
-
-# -------------------------------------------------------------------------------------------------- before the run
-
-
-@pytest.mark.parametrize(
-    ("slo", "fault"),
-    [
-        (Slo(metric="ttft", at_most=1.0), "ttft needs a stat"),
-        (Slo(metric="ttft", stat="p98", at_most=1.0), "unknown stat 'p98'; did you mean 'p9"),
-        (Slo(metric="throughput", stat="p99", at_least=1.0), "is one number and has no stat"),
-        (Slo(metric="ttft", stat="p99"), "needs max or min"),
-        (Slo(metric="ttft", stat="p99", at_most=1.0, at_least=2.0), "no value passes"),
-        (Slo(metric="latency", stat="p99", at_most=1.0), "unknown metric 'latency'; "),
-        (Slo(metric="delivered_share", channel="local", at_least=0.9), "not to a channel"),
-    ],
-)
-def test_faults_of_a_rule(slo: Slo, fault: str) -> None:
-    faults = gate.validate_slo(slo)
-    assert len(faults) == 1 and fault in faults[0]
-
-
-def test_several_faults_are_told_at_once() -> None:
-    assert len(gate.validate_slo(Slo(metric="throughput", stat="p99"))) == 2
-
-
-@pytest.mark.parametrize(
-    ("slo", "streamed", "faulty", "reason"),
-    [
-        (TTFT, {"a": False}, True, "the only channel does not stream"),
-        (TTFT, {"a": False, "b": True}, False, "one of them streams"),
-        (msgspec.structs.replace(TTFT, channel="a"), {"a": False, "b": True}, True, "the named one does not"),
-        (msgspec.structs.replace(TTFT, channel="b"), {"a": False, "b": True}, False, "the named one does"),
-        (Slo(metric="e2e", stat="p50", at_most=1.0), {"a": False}, False, "needs no stream"),
-        (TTFT, None, False, "not known yet"),
-    ],
-)
-def test_stream_metrics_need_a_stream(slo: Slo, streamed: dict[str, bool] | None, faulty: bool, reason: str) -> None:
-    assert bool(gate.validate_slo(slo, streamed=streamed)) is faulty, reason
 
 
 def test_request_limits_are_the_loosest_of_high_percentiles() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from infersiege.capacity.search import Judged
-from infersiege.gate import cut_of
+from infersiege.gate import cut_of, needed_for
 from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.metrics.histogram import rank_of
 from infersiege.metrics.validity import GREW_SHARE, GREW_TURNS, WAVES
@@ -192,9 +192,7 @@ def _factor(rule: RuleResult, slo: Slo | None, *, cut: bool) -> float | None:
         return 2.0
     if slo is None:
         return None
-    stat = STATS.get(slo.stat or "")
-    floor = stat.floor if stat is not None else 1
-    needed = max(slo.min_samples or floor, floor)
+    needed = needed_for(slo)
     if n >= needed:
         return 2.0 if cut else None
     if n == 0:

@@ -5,24 +5,26 @@ Pure: nothing here measures, opens a file or knows a clock.
 
 from infersiege.gate.rules import (
     LIMIT_STATS,
+    MOST_FAILURES,
     cut_of,
     cuts,
     exit_code,
     judge,
+    needed_for,
     overall,
     request_limits,
     rule_name,
-    validate_slo,
 )
 
 __all__ = [
     "LIMIT_STATS",
+    "MOST_FAILURES",
     "cut_of",
     "cuts",
     "exit_code",
     "judge",
+    "needed_for",
     "overall",
     "request_limits",
     "rule_name",
-    "validate_slo",
 ]

@@ -6,60 +6,24 @@ that no turn belongs to are `no data`, which is not a pass. Rules of an invalid 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from infersiege.errors import ExitCode, strongest
-from infersiege.metrics.definitions import METRICS, STATS, Metric
+from infersiege.gate.built_in import BASIC, outcome, validity
+from infersiege.metrics.definitions import METRICS, STATS, Metric, Stat
 from infersiege.metrics.facts import Cut, RequestLimit
+from infersiege.metrics.orders import enough
 from infersiege.plan.schema import Slo
-from infersiege.records import GroupSummary, Outcome, RuleResult, Summary, Verdict
+from infersiege.records import GroupSummary, Outcome, RuleResult, StoppedEarly, Summary, Verdict
 
 LIMIT_STATS = ("p90", "p95", "p99", "p99_9", "max")
 """A limit on one of these is what each single turn is held to for goodput; a median promises nothing to a turn."""
 
-
-# ------------------------------------------------------------------------------------------------ before the run
-
-
-def validate_slo(slo: Slo, *, streamed: Mapping[str, bool] | None = None) -> list[str]:
-    """Faults of one rule, one line each, for loading a plan; empty: it can be judged.
-
-    `streamed` says for each channel of the plan whether it asks for a stream; None: not known yet.
-    """
-    metric = METRICS.get(slo.metric)
-    if metric is None:
-        return [f"unknown metric {slo.metric!r}{_nearest(slo.metric, METRICS)}"]
-    faults = []
-    if metric.kind == "distribution":
-        if slo.stat is None:
-            faults.append(f"{metric.name} needs a stat, one of {', '.join(STATS)}")
-        elif slo.stat not in STATS:
-            faults.append(f"unknown stat {slo.stat!r}{_nearest(slo.stat, STATS)}")
-    elif slo.stat is not None:
-        faults.append(f"{metric.name} is one number and has no stat; leave out stat = {slo.stat!r}")
-    if slo.at_most is None and slo.at_least is None and slo.relative_max is None:
-        faults.append(f"a rule on {metric.name} needs max or min, or relative_max")
-    elif slo.at_most is not None and slo.at_least is not None and slo.at_most < slo.at_least:
-        faults.append(f"max ({_number(slo.at_most)}) is below min ({_number(slo.at_least)}): no value passes")
-    if metric.name == "delivered_share" and slo.channel is not None:
-        faults.append("delivered_share belongs to a load, not to a channel")
-    if metric.needs_stream and streamed is not None:
-        faults += _unstreamed(metric, slo, streamed)
-    return faults
-
-
-def _unstreamed(metric: Metric, slo: Slo, streamed: Mapping[str, bool]) -> list[str]:
-    names = [slo.channel] if slo.channel is not None else list(streamed)
-    known = [name for name in names if name in streamed]
-    if not known or any(streamed[name] for name in known):
-        return []
-    return [f"{metric.name} needs a stream, but channel {', '.join(known)} has stream = false"]
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+MOST_FAILURES = 0.05
+"""Share of failed turns that a gated run may have where its plan has no rule on them."""
 
 
 def request_limits(slos: Sequence[Slo]) -> tuple[RequestLimit, ...]:
@@ -91,16 +55,43 @@ def cuts(slos: Sequence[Slo]) -> tuple[Cut, ...]:
     return tuple(dict.fromkeys(cut_of(slo) for slo in slos))
 
 
-# ------------------------------------------------------------------------------------------------- after the run
-
-
 def judge(slos: Sequence[Slo], summary: Summary) -> tuple[RuleResult, ...]:
-    """One result per rule: first the built-in ones (some success, some output), then the plan's, in its order."""
-    results = (*_built_in(summary), *(_judge(slo, summary) for slo in slos if not is_relative(slo)))
-    results += tuple(without_baseline(slo) for slo in slos if is_relative(slo))
-    if not summary.invalid:
-        return results
-    return tuple(_invalidated(result, summary) for result in results)
+    """First the built-in rules (gate.built_in), then one result per rule of the plan, in its order.
+
+    A run that a rule stopped early has failed that rule, whatever its figure then was.
+    """
+    judged = [without_baseline(slo) if is_relative(slo) else _judge(slo, summary) for slo in slos]
+    stopped = summary.stopped_early
+    if stopped is not None:
+        judged = [_marked(result, stopped, by=place == stopped.place) for place, result in enumerate(judged)]
+    results = (*outcome(summary), *_failures(slos, summary), *judged)
+    if summary.invalid:
+        results = tuple(_invalidated(result, summary) for result in results)
+    # What makes a run invalid is judged apart, so that a reader sees which of them it was.
+    return (*results[:BASIC], *validity(summary), *results[BASIC:])
+
+
+def _failures(slos: Sequence[Slo], summary: Summary) -> tuple[RuleResult, ...]:
+    """The limit on failed turns that holds where the plan says nothing of them (GT-01, GT-03)."""
+    own = any(slo.metric == "error_share" and slo.at_most is not None and cut_of(slo) == Cut() for slo in slos)
+    if own:
+        return ()
+    found = _judge(Slo(metric="error_share", at_most=MOST_FAILURES), summary)
+    return (msgspec.structs.replace(found, built_in=True),)
+
+
+def _marked(result: RuleResult, stopped: StoppedEarly, *, by: bool) -> RuleResult:
+    """What a rule shows of a run that was stopped early, by itself or by another one."""
+    if by:
+        return msgspec.structs.replace(
+            result, verdict=Verdict.FAIL, detail=f"{stopped.words}; {result.detail}", remark=stopped.words
+        )
+    return _with_remark(result, "the run was stopped early")
+
+
+def _with_remark(result: RuleResult, remark: str) -> RuleResult:
+    said = f"{result.remark}, {remark}" if result.remark else remark
+    return msgspec.structs.replace(result, remark=said, detail=f"{result.detail}, {remark}")
 
 
 def exit_code(summary: Summary, rules: Sequence[RuleResult], *, gated: bool) -> ExitCode:
@@ -120,7 +111,7 @@ def exit_code(summary: Summary, rules: Sequence[RuleResult], *, gated: bool) -> 
     if not counts.ok:
         codes.add(ExitCode.RULE_FAILED if counts.failed else ExitCode.NO_DATA)
     if gated:
-        codes |= {_CODES[rule.verdict] for rule in rules if rule.severity != "warn"}
+        codes |= {_CODES[rule.verdict] for rule in _counting(summary, rules)}
     return strongest(codes)
 
 
@@ -132,80 +123,51 @@ _CODES = {
 }
 
 
+def _counting(summary: Summary, rules: Sequence[RuleResult]) -> list[RuleResult]:
+    """Rules that make the verdict. What a run that was stopped early had no time to show does not hide why it was."""
+    counting = [rule for rule in rules if rule.severity != "warn"]
+    if summary.stopped_early is None:
+        return counting
+    return [rule for rule in counting if rule.verdict is not Verdict.NO_DATA]
+
+
 def overall(summary: Summary, rules: Sequence[RuleResult]) -> Verdict:
     """The verdict on a gated run: invalid before no data before fail; pass only when every rule passes."""
-    verdicts = {rule.verdict for rule in rules if rule.severity != "warn"}
+    verdicts = {rule.verdict for rule in _counting(summary, rules)}
     if summary.invalid or Verdict.INVALID in verdicts:
         return Verdict.INVALID
     return next((verdict for verdict in (Verdict.NO_DATA, Verdict.FAIL) if verdict in verdicts), Verdict.PASS)
 
 
-def _built_in(summary: Summary) -> tuple[RuleResult, RuleResult]:
-    """A run in which nothing succeeded shows nothing, whatever its percentiles (GT-01)."""
-    whole = summary.groups[0]
-    ended = whole.counts.ok + whole.counts.failed
-    return (
-        _minimum_of_one("some turn succeeds", "ok", whole.counts.ok, ended, "turns", whole),
-        _minimum_of_one("some output tokens arrive", "output_tokens", whole.output_tokens, ended, "tokens", whole),
-    )
+class _Measured(NamedTuple):
+    """What a rule has to go by. `value` None: no data, and the detail says why."""
 
-
-def _minimum_of_one(
-    name: str, metric: str, value: int | None, ended: int, unit: str, whole: GroupSummary
-) -> RuleResult:
-    if not ended:
-        verdict, detail = Verdict.NO_DATA, _why_none_ended(whole)
-    elif value:
-        verdict, detail = Verdict.PASS, f"{value:,} {unit} in steady"
-    else:
-        verdict, detail = Verdict.FAIL, f"none in {ended} turns{_worst_errors(whole)}"
-    return RuleResult(
-        name=name,
-        metric=metric,
-        stat="total",
-        scenario=None,
-        channel=None,
-        stage=None,
-        n=ended,
-        value=None if value is None else float(value),
-        unit=unit,
-        at_most=None,
-        at_least=1.0,
-        verdict=verdict,
-        detail=detail,
-        built_in=True,
-    )
-
-
-def _why_none_ended(whole: GroupSummary) -> str:
-    counts = whole.counts
-    if not counts.planned:
-        return "no turn was due in the steady window"
-    ends = (("cancelled", counts.cancelled), ("lost", counts.lost), ("skipped", counts.skipped))
-    return f"no turn due in the steady window ended: {', '.join(f'{name} {n}' for name, n in ends if n)}"
-
-
-def _worst_errors(whole: GroupSummary) -> str:
-    worst = sorted(whole.errors.items(), key=lambda item: (-item[1], item[0]))[:3]
-    return f": {', '.join(f'{name} {count}' for name, count in worst)}" if worst else ""
+    n: int | None
+    value: float | None
+    detail: str
+    remark: str = ""
+    needed: int | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 def _judge(slo: Slo, summary: Summary) -> RuleResult:
     metric = METRICS.get(slo.metric)
     group = next((one for one in summary.groups if _is(one, cut_of(slo))), None)
     if metric is None:
-        n, value, detail = None, None, f"unknown metric{_nearest(slo.metric, METRICS)}"
+        found = _Measured(None, None, f"unknown metric {slo.metric!r}")
     elif group is None:
-        n, value, detail = None, None, f"no figures for {_where(slo)} in this run"
+        found = _Measured(None, None, f"no figures for {_where(slo)} in this run")
     else:
-        n, value, detail = _measured(metric, slo, group)
-    if value is None:
+        found = _measured(metric, slo, group)
+    if found.value is None:
         verdict = Verdict.NO_DATA
-    elif (slo.at_most is not None and value > slo.at_most) or (slo.at_least is not None and value < slo.at_least):
+    elif (slo.at_most is not None and found.value > slo.at_most) or (
+        slo.at_least is not None and found.value < slo.at_least
+    ):
         verdict = Verdict.FAIL
     else:
         verdict = Verdict.PASS
-    unit = metric.unit if metric is not None else ""
     return RuleResult(
         name=rule_name(slo),
         metric=slo.metric,
@@ -213,14 +175,19 @@ def _judge(slo: Slo, summary: Summary) -> RuleResult:
         scenario=slo.scenario,
         channel=slo.channel,
         stage=slo.stage,
-        n=n,
-        value=value,
-        unit=unit,
+        n=found.n,
+        value=found.value,
+        unit=metric.unit if metric is not None else "",
         at_most=slo.at_most,
         at_least=slo.at_least,
         verdict=verdict,
-        detail=detail,
+        detail=f"{found.detail}, {found.remark}" if found.remark else found.detail,
         severity=slo.severity,
+        needed=found.needed,
+        low=found.low,
+        high=found.high,
+        window_duration_ns=None if group is None else group.steady_duration_ns,
+        remark=found.remark,
     )
 
 
@@ -228,39 +195,58 @@ def _is(group: GroupSummary, cut: Cut) -> bool:
     return (group.scenario, group.channel, group.stage) == (cut.scenario, cut.channel, cut.stage)
 
 
-def _measured(metric: Metric, slo: Slo, group: GroupSummary) -> tuple[int, float | None, str]:
-    """(n, value, detail) of a rule; value None: no data, and the detail says why."""
+def needed_for(slo: Slo) -> int:
+    """Values that a rule takes to be judged.
+
+    Of a percentile so many that a 95 % upper bound of it exists (metrics.orders: 5 for p50, 29 for p90, 59 for p95, 299
+    for p99, 2,995 for p99.9), or the rule's own `min_samples`, but never fewer than the statistic's floor. Of all other
+    figures `min_samples`, or 1.
+    """
+    stat = STATS.get(slo.stat or "")
+    if stat is None:
+        return slo.min_samples or 1
+    return max(slo.min_samples or _usual(stat), stat.floor)
+
+
+def _usual(stat: Stat) -> int:
+    return stat.floor if stat.q is None else max(stat.floor, enough(stat.q))
+
+
+def _measured(metric: Metric, slo: Slo, group: GroupSummary) -> _Measured:
     if metric.kind == "rate":
         return _measured_rate(metric, slo, group)
-    distribution = group.distributions.get(metric.name)
-    stat = STATS.get(slo.stat or "")
+    distribution, stat, needed = group.distributions.get(metric.name), STATS.get(slo.stat or ""), needed_for(slo)
     if distribution is None or stat is None:
-        return 0, None, f"no such figure: {metric.name} {slo.stat or 'without a stat'}"
-    needed = max(slo.min_samples or stat.floor, stat.floor)
-    beside = _beside(distribution.missing, distribution.failed_share)
-    if not distribution.n:
+        return _Measured(0, None, f"no such figure: {metric.name} {slo.stat or 'without a stat'}")
+    n, beside = distribution.n, _beside(distribution.missing, distribution.failed_share)
+    if not n:
         unstreamed = metric.needs_stream and not distribution.missing and group.counts.ok
         why = "the answers were not streamed" if unstreamed else "nothing measured"
-        return 0, None, f"{why}{beside}"
-    if distribution.n < needed:
-        return distribution.n, None, f"{distribution.n} values, {slo.stat} needs {needed}{beside}"
+        return _Measured(0, None, why, beside, needed)
+    if n < needed:
+        return _Measured(n, None, f"{n:,} values, {slo.stat} needs {needed:,}", beside, needed)
     value: float | None = getattr(distribution, stat.name)
     if value is None:
         cut = distribution.cancelled_share or 0.0
-        return distribution.n, None, f"{cut:.1%} of the turns were cut: {slo.stat} is not known{beside}"
-    return distribution.n, value, f"{_with_unit(value, metric.unit)} of {distribution.n} values{beside}"
+        return _Measured(n, None, f"{cut:.1%} of the turns were cut: {slo.stat} is not known", beside, needed)
+    low, high = distribution.ranges.get(stat.name, (None, None))
+    remarks = [beside] if beside else []
+    if n < _usual(stat):
+        remarks.append(f"fewer than the {_usual(stat):,} values that a 95 % upper bound of {stat.name} takes")
+    detail = f"{_with_unit(value, metric.unit)} of {n:,} values"
+    return _Measured(n, value, detail, ", ".join(remarks), needed, low, high)
 
 
-def _measured_rate(metric: Metric, slo: Slo, group: GroupSummary) -> tuple[int, float | None, str]:
+def _measured_rate(metric: Metric, slo: Slo, group: GroupSummary) -> _Measured:
     ended = group.counts.ok + group.counts.failed
     n = ended if metric.name in _OF_ENDED else group.counts.started
-    needed = slo.min_samples or 1
+    needed = needed_for(slo)
     value = group.rates.get(metric.name)
     if n < needed:
-        return n, None, f"{n} turns in steady, {needed} are needed"
+        return _Measured(n, None, f"{n:,} turns in steady, {needed:,} are needed", needed=needed)
     if value is None:
-        return n, None, _WHY_NO_RATE.get(metric.name, "nothing measured")
-    return n, value, f"{_with_unit(value, metric.unit)} over {n} turns"
+        return _Measured(n, None, _WHY_NO_RATE.get(metric.name, "nothing measured"), needed=needed)
+    return _Measured(n, value, f"{_with_unit(value, metric.unit)} over {n:,} turns", needed=needed)
 
 
 _OF_ENDED = frozenset({"error_share", "goodput", "goodput_share", "cache_share"})
@@ -276,15 +262,15 @@ _WHY_NO_RATE = {
 
 
 def _beside(missing: int, failed_share: float | None) -> str:
-    text = f", {missing} without" if missing else ""
-    return text + (f", {failed_share:.2%} of the turns failed" if failed_share else "")
+    parts = [f"{missing:,} without"] if missing else []
+    parts += [f"{failed_share:.2%} of the turns failed"] if failed_share else []
+    return ", ".join(parts)
 
 
 def _invalidated(result: RuleResult, summary: Summary) -> RuleResult:
     """The figure stays to be seen, but in an invalid run it shows nothing."""
-    fields = {name: getattr(result, name) for name in result.__struct_fields__}
-    fields |= {"verdict": Verdict.INVALID, "detail": f"{result.detail} (run invalid: {summary.invalid[0]})"}
-    return RuleResult(**fields)
+    detail = f"{result.detail} (run invalid: {summary.invalid[0]})"
+    return msgspec.structs.replace(result, verdict=Verdict.INVALID, detail=detail)
 
 
 def is_relative(slo: Slo) -> bool:

@@ -19,8 +19,8 @@ from infersiege.plan.load_checks import loads
 from infersiege.plan.locate import KeyPath
 from infersiege.plan.redis_checks import access, in_redis
 from infersiege.plan.registries import names
-from infersiege.plan.schema import Plan, Slo, Workload
-from infersiege.plan.streams import stage_names
+from infersiege.plan.schema import Plan, Workload
+from infersiege.plan.slo_checks import slos
 from infersiege.plan.telemetry_checks import telemetry
 from infersiege.redact import looks_secret
 
@@ -162,94 +162,4 @@ def _options(draft: Draft, here: KeyPath, workload: Workload) -> None:
         faults.add((*here, "options"), f"{message}; {error.hint}")
 
 
-def _slos(draft: Draft) -> None:
-    for index, slo in enumerate(draft.plan.slos):
-        _slo(draft, ("slo", index), slo)
-
-
-def _slo(draft: Draft, here: KeyPath, slo: Slo) -> None:
-    faults, plan = draft.faults, draft.plan
-    if slo.at_most is None and slo.at_least is None and slo.relative_max is None and faults.ok(*here):
-        faults.add(here, 'has no limit; set max = "800ms", min = … or relative_max = "10%"')
-    if slo.at_most is not None and slo.at_least is not None and slo.at_least > slo.at_most:
-        faults.add((*here, "min"), f"{slo.at_least:g} is above max ({slo.at_most:g}): no value can pass")
-    scenarios = tuple(dict.fromkeys(workload.scenario for workload in plan.workloads))
-    if slo.scenario is not None and slo.scenario not in scenarios and faults.ok("workload"):
-        faults.add((*here, "scenario"), no_such("scenario", slo.scenario, scenarios))
-    if slo.channel in plan.hybrids and faults.ok("channel"):
-        parts = ", ".join(part.channel for part in plan.hybrids[slo.channel].parts)
-        faults.add(
-            (*here, "channel"), f"results are kept by the channel that served, so name one of its parts: {parts}"
-        )
-    elif slo.channel is not None and slo.channel not in plan.channels and faults.ok("channel"):
-        faults.add((*here, "channel"), no_such("channel", slo.channel, tuple(plan.channels)))
-    if slo.stage is not None and faults.ok("load", "stages") and faults.ok(*here, "stage"):
-        stages = stage_names(plan.load)
-        if slo.stage not in stages:
-            faults.add((*here, "stage"), no_such("stage", slo.stage, stages))
-    if faults.ok(*here, "metric") and faults.ok(*here, "stat"):
-        _slo_metric(draft, here, slo)
-
-
-def _slo_metric(draft: Draft, here: KeyPath, slo: Slo) -> None:
-    from infersiege.metrics.definitions import METRICS, STATS
-
-    faults = draft.faults
-    metric = METRICS[slo.metric]
-    if metric.kind == "distribution" and slo.stat is None:
-        faults.add(here, f"{slo.metric} is a distribution and needs stat: {', '.join(STATS)}")
-    if metric.kind == "rate" and slo.stat is not None:
-        faults.add((*here, "stat"), f"{slo.metric} is one number and has no statistic; leave stat out")
-    if metric.needs_stream and faults.ok("channel") and faults.ok("workload"):
-        silent = _unstreamed(draft.plan, slo)
-        if silent:
-            faults.add(
-                (*here, "metric"),
-                f"{slo.metric} exists only with streaming, but stream = false on channel {', '.join(silent)}",
-            )
-    if slo.metric in _COSTS and all(faults.ok(*key) for key in (("channel",), ("workload",), (*here, "channel"))):
-        _slo_cost(draft, here, slo)
-
-
-_COSTS = ("cost", "cost_per_million_output_tokens")
-
-
-def _slo_cost(draft: Draft, here: KeyPath, slo: Slo) -> None:
-    """A rule on money needs a channel that costs some, and one on a turn's money one that is paid by tokens."""
-    seen = _seen(draft.plan, slo)
-    prices = [price for name in seen if (price := draft.plan.channels[name].price) is not None]
-    if not seen or (slo.channel is not None and slo.channel not in seen):
-        return
-    if not prices:
-        draft.faults.add(
-            (*here, "metric"),
-            f"{slo.metric} needs a price, which channel {', '.join(seen)} does not have; write price = {{input = …, "
-            "output = …}",
-        )
-    elif slo.metric == "cost" and all(price.gpu_hour is not None for price in prices):
-        draft.faults.add(
-            (*here, "metric"),
-            f"cost is a turn's by its tokens, and channel {', '.join(seen)} is paid by the hour; use {_COSTS[1]}",
-        )
-
-
-def _unstreamed(plan: Plan, slo: Slo) -> list[str]:
-    """Channels without streaming, if the rule can see no other ones."""
-    seen = _seen(plan, slo)
-    silent = [name for name in seen if not plan.channels[name].stream]
-    return silent if len(silent) == len(seen) else []
-
-
-def _seen(plan: Plan, slo: Slo) -> list[str]:
-    """Channels whose turns a rule can see."""
-    only = next(iter(plan.channels)) if len(plan.channels) == 1 else None
-    named = {
-        workload.channel or only
-        for workload in plan.workloads
-        if slo.scenario is None or workload.scenario == slo.scenario
-    }
-    used = named | {part.channel for name in named if name in plan.hybrids for part in plan.hybrids[name].parts}
-    return [name for name in plan.channels if name in used and (slo.channel is None or name == slo.channel)]
-
-
-CHECKS: tuple[Callable[[Draft], None], ...] = (loads, channels, hybrids, _workloads, access, _slos, telemetry, _secrets)
+CHECKS: tuple[Callable[[Draft], None], ...] = (loads, channels, hybrids, _workloads, access, slos, telemetry, _secrets)

@@ -305,10 +305,22 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     channel: Annotated[str | None, _meta("Only this channel")] = None
     stage: Annotated[str | None, _meta("Only this stage")] = None
     min_samples: Annotated[
-        int | None, _meta("Fewer are `no data`; default: the statistic's floor", unit="turns", at_least=1, at_most=MANY)
+        int | None,
+        _meta(
+            "Fewer are `no data`; default: as many as a 95 % upper bound of the percentile takes (p50: 5, p99: 299)",
+            unit="turns",
+            at_least=1,
+            at_most=MANY,
+        ),
     ] = None
     severity: Annotated[str, _meta("fail, or warn (shown, never fails the gate)", choices=("fail", "warn"))] = "fail"
-    abort: Annotated[bool, _meta("Stop a run that can't pass any more", later="early abort")] = False
+    abort: Annotated[
+        bool,
+        _meta(
+            "Stop the run when this rule can't pass any more: for `max` on a percentile or on error_share, and `min` "
+            "on goodput_share"
+        ),
+    ] = False
     relative_max: Annotated[
         float | None,
         _meta(
