@@ -71,18 +71,17 @@ class Probe:
     over: threading.Event = field(default_factory=threading.Event)
 
     def watch(self) -> None:
-        before, at, waited = self._cpu_s(), time.monotonic(), self._waited_s()
-        while not self.over.wait(1.0):
-            try:
-                now, now_at = self._cpu_s(), time.monotonic()
+        try:
+            before, at, waited = self._cpu_s(), time.monotonic(), self._waited_s()
+            while not self.over.wait(1.0):
+                now, now_at, now_waited = self._cpu_s(), time.monotonic(), self._waited_s()
                 rss = int(Path(f"/proc/{self.pid}/statm").read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-            except (OSError, IndexError):
-                return
-            main = (now[0] - before[0]) / (now_at - at)
-            others = (now[1] - before[1]) / (now_at - at)
-            wait = (self._waited_s() - waited) / (now_at - at)
-            self.seconds.append({"at": now_at, "main": main, "others": others, "wait": wait, "rss": float(rss)})
-            before, at, waited = now, now_at, self._waited_s()
+                second = {"at": now_at, "rss": float(rss), "wait": (now_waited - waited) / (now_at - at)}
+                second |= {"main": (now[0] - before[0]) / (now_at - at)}
+                self.seconds.append(second | {"others": (now[1] - before[1]) / (now_at - at)})
+                before, at, waited = now, now_at, now_waited
+        except (OSError, IndexError):
+            return  # it has ended
 
     def _waited_s(self) -> float:
         """Seconds in which the event loop could have run but had no CPU: other processes of this machine."""
