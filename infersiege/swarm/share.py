@@ -40,7 +40,7 @@ from infersiege.swarm.player import SessionPlayer
 from infersiege.swarm.purse import Purse
 from infersiege.swarm.ratelimit import rates_of
 from infersiege.swarm.routes import ClientPool, Clients, Route, Routes
-from infersiege.swarm.source import SessionSource
+from infersiege.swarm.source import ARRIVAL_LINES, SessionSource
 from infersiege.swarm.spool import Spool
 from infersiege.swarm.streams import PacedStream, Start
 from infersiege.swarm.tickets_in_play import TicketsInPlay
@@ -249,6 +249,19 @@ class WorkerShare:
             repeated=self.source.is_repeat(ticket),
         )
         return PreparedSession(lines, conversation, way)
+
+    def skip_arrival(self, ticket: Ticket, due_ns: int) -> None:
+        """Write down an arrival that got no session of Redis before the load was over: one turn that was not sent."""
+        session_id = self.source.arrival_id(ticket)
+        (line,) = opened_lines(
+            ARRIVAL_LINES,
+            session_id=session_id,
+            scenario=self.plan.workloads[ticket.workload].scenario,
+            channel=self._routes.way(ticket, self.ledger.run_id, session_id).likely.labels,
+            due_ns=due_ns + self.offset_ns,
+        )
+        self.ledger.take(line)
+        self.ledger.skip_rest(line, self.control.reason)
 
     def play_session(self, prepared: PreparedSession, clients: Clients, due_ns: int) -> TurnRecord | None:
         """Play one session to its end; as `SessionPlayer.play`."""

@@ -209,6 +209,7 @@ class PacedStream:
                 pacer.begin_anew()  # There was a pause: what is late from before it is not sent any more.
             prepared = share.prepare(ticket, due_ns, until_ns)
             if prepared is None:
+                share.skip_arrival(ticket, due_ns)
                 continue
             share.ledger.take(*prepared.lines)
             if self._control.closing.is_set():
