@@ -51,7 +51,7 @@ BACKLOG = 1_024
 """Connections that wait to be accepted: a fleet begins at once."""
 LINGER_MS = 1_000
 """At the end a dead peer is not waited for."""
-LONGEST_TURN_NS = 10_000_000
+LONGEST_TURN_NS = 50_000_000
 """The receiver of a master lets others run after so long, however many messages wait."""
 
 COMPLAINTS = 5
