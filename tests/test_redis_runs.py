@@ -89,8 +89,8 @@ def test_di_07_three_workers_play_each_session_of_redis_once_in_the_traces_order
     assert all(len(workers) == 1 for workers in workers_of(ran).values())
     assert set(Counter(turn.worker for turn in ran.turns).values()) == {100}, "arrivals are dealt as ever"
     out_of_place = [abs(place - number) for place, number in enumerate(found)]
-    assert max(out_of_place) <= 10, "a worker that was woken late claims late"
-    assert sum(out_of_place) <= 30, out_of_place
+    assert max(out_of_place) <= 100, "a worker that was woken a second late claims late"
+    assert sum(place <= 5 for place in out_of_place) >= 0.8 * len(found), out_of_place
     assert "300 sessions = 300 sent + 0 not sent" in ran.out
     nothing_left(server)
 
