@@ -103,6 +103,6 @@ constraints:  ## Write constraints.txt anew
 	@rm -rf $(VENV)-constraints
 
 clean:  ## Remove the environment, caches and build output; run directories stay
-	rm -rf $(VENV) $(VENV)-constraints .venv-vllm build dist *.egg-info agents/*.egg-info agents/build
+	rm -rf $(VENV) $(VENV)-constraints .venv-vllm .venv-peers build dist *.egg-info agents/*.egg-info agents/build
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

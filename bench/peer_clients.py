@@ -20,6 +20,7 @@ import msgspec
 
 PATH = "/v1/chat/completions"
 HOST = "127.0.0.1"
+START_EVERY_S = 0.002
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -42,6 +43,10 @@ class Load(msgspec.Struct, frozen=True):
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+
+    def start_s(self, stream: int) -> float:
+        """When it begins: one after the other, so that a thousand connections at once aren't what is measured."""
+        return stream * START_EVERY_S
 
     def ids(self, stream: int) -> list[str]:
         """The `x-request-id` of each of its requests."""
@@ -134,6 +139,7 @@ def infersiege(load: Load, reading: Reading) -> None:
     )
 
     def stream(number: int) -> None:
+        gevent.sleep(load.start_s(number))
         client = Client(endpoint, clock, decoders)
         for request_id in load.ids(number):
             headers = (("content-type", "application/json"), ("x-request-id", request_id))
@@ -189,6 +195,7 @@ def _locust_users(base: Any, load: Load, reading: Reading, read: Callable[[Any, 
     environment = Environment(user_classes=[user_class])
 
     def stream(number: int) -> None:
+        gevent.sleep(load.start_s(number))
         user = user_class(environment)
         for request_id in load.ids(number):
             events.begin(request_id)
@@ -208,6 +215,7 @@ def aiohttp(load: Load, reading: Reading) -> None:
         async with ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=600)) as session:
 
             async def stream(number: int) -> None:
+                await asyncio.sleep(load.start_s(number))
                 for request_id in load.ids(number):
                     headers = {"x-request-id": request_id}
                     events.begin(request_id)
@@ -240,6 +248,7 @@ def httpx(load: Load, reading: Reading) -> None:
         async with AsyncClient(timeout=600, limits=Limits(max_connections=None), trust_env=False) as client:
 
             async def stream(number: int) -> None:
+                await asyncio.sleep(load.start_s(number))
                 for request_id in load.ids(number):
                     headers = {"x-request-id": request_id}
                     events.begin(request_id)
