@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 from records_sample import SECOND, plan, plan_file, records, write_run
+from series_sample import gpu_rows
 
 from infersiege.gate.baseline import Baseline, Observed, side_of
 from infersiege.metrics.summary import summarise
 from infersiege.plan.schema import Plan, Slo
 from infersiege.records import Outcome, Summary, TurnRecord
 from infersiege.report.rebuild import run_facts
-from infersiege.rundir import PlanFile, RunDirectory
+from infersiege.rundir import GPU_SERIES, PlanFile
 
 USERS, STEADY_S = 6, 20
 RUN_TO_RUN = (1.0, 1.012, 0.985, 1.006, 0.994)
@@ -86,13 +87,12 @@ def side(name: str, factor: float = 1.0, *, runs: int = 5, **more: Any) -> Basel
     return side_of(made, name=name, now_ns=SECOND)
 
 
-def write_side(folder: Path, factor: float = 1.0, *, runs: int = 5, **changes: Any) -> Path:
-    """Run directories `run-1` …, as `run --repeats` leaves them."""
+def write_side(folder: Path, factor: float = 1.0, *, runs: int = 5, gpu: str = "H100", **changes: Any) -> Path:
+    """Run directories `run-1` …, as `run --repeats` leaves them, with one GPU that was watched."""
     for place in range(runs):
-        run = write_run(folder / f"run-{place + 1}", turns(factor * RUN_TO_RUN[place]), the_plan(), steady_s=STEADY_S)
+        rows = turns(factor * RUN_TO_RUN[place])
+        run = write_run(folder / f"run-{place + 1}", rows, the_plan(), steady_s=STEADY_S)
         run.write_plan(the_file(f"{folder.name}-{place}", **changes))
+        seen = gpu_rows(1, seconds=STEADY_S + 45)
+        run.write_series(GPU_SERIES, [msgspec.structs.replace(row, tags={**row.tags, "name": gpu}) for row in seen])
     return folder
-
-
-def opened(folder: Path) -> list[RunDirectory]:
-    return [RunDirectory.open(path.parent) for path in sorted(folder.glob("*/plan.json"))]

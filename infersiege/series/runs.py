@@ -21,6 +21,9 @@ from infersiege.telemetry.idle import engine_pages
 
 Say = Callable[[str], None]
 
+AGAIN = 2
+"""Times that invalid runs are made again in one call. Not when most are: then it is the plan or the host."""
+
 
 class Side(NamedTuple):
     """One plan of a series."""
@@ -46,19 +49,32 @@ class Settings(NamedTuple):
 def make(settings: Settings, interruption: Interruption, say: Say) -> SeriesState:
     """Make every run that is missing: all, or those that an earlier call of the same command left.
 
-    Runs that were cut or invalid are made again; what is left of them goes to a folder of its own. Raises Interrupted,
-    and what is wrong with the plan, the target or this host.
+    Runs that were cut or invalid are made again; what is left of them goes to a folder of its own. A run is invalid by
+    what the load generator did, whatever its figures are: leaving such runs out favours no side.
+
+    Raises Interrupted, and what is wrong with the plan, the target or this host.
     """
     fresh = begun(settings.sides[0].plan.run.name or "series", tuple(side.plan for side in settings.sides))
     found = load(settings.folder, SERIES, SeriesState)
     if found is not None:
         check_same(settings.folder / SERIES, found, fresh)
     state = fresh if found is None else _cleared(settings.folder, found)
-    wanted = order(settings.repeats, len(settings.sides))
+    if state.runs:
+        say(f"going on with {len(state.runs)} runs of {settings.folder}")
+    for again in range(AGAIN + 1):
+        state = _missing(settings, state, interruption, say)
+        spoilt = [one.directory for one in state.runs if one.invalid]
+        if not spoilt or 2 * len(spoilt) > len(state.runs) or again == AGAIN:
+            break
+        say(f"made again, since they were invalid: {', '.join(spoilt)}")
+        state = _cleared(settings.folder, state)
+    return state
+
+
+def _missing(settings: Settings, state: SeriesState, interruption: Interruption, say: Say) -> SeriesState:
+    """Make the runs that are not there."""
     there = {one.directory for one in state.runs}
-    left = [directory for directory in wanted if directory not in there]
-    if found is not None and left:
-        say(f"going on with {len(there)} runs of {settings.folder}")
+    left = [directory for directory in order(settings.repeats, len(settings.sides)) if directory not in there]
     for place, directory in enumerate(left, 1):
         one = OneRun(directory=directory)
         save(settings.folder, SERIES, _with(state, one))
