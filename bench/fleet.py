@@ -344,6 +344,7 @@ def main() -> None:
     if options.as_master is not None:
         as_master(options.as_master, options.profile, options.arguments)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the fleet goes, too
     failed = False
     for workers in options.workers or (10, 100, 300, 1000):
         fleet = measured(workers, options.rate, options.seconds, more=options.more, profile=options.profile)
