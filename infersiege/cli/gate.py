@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from infersiege.cli.announce import announce, markdown_option
 from infersiege.cli.output import escaped
 
 if TYPE_CHECKING:
@@ -61,11 +63,17 @@ class TakesMany(click.Command):
 @click.option(
     "--strict", is_flag=True, help="Also the engine's version and its arguments must be those of the baseline."
 )
+@markdown_option
 @click.pass_context
 def gate(
-    context: click.Context, runs: tuple[Path, ...], baselines: tuple[Path, ...], allow: tuple[str, ...], strict: bool
+    context: click.Context,
+    runs: tuple[Path, ...],
+    baselines: tuple[Path, ...],
+    allow: tuple[str, ...],
+    strict: bool,
+    markdown: Path | None,
 ) -> None:
-    """Judge RUN by the [[slo]] rules of its plan: print them, write junit.xml, exit with the code of the verdict.
+    """Judge RUN by the [[slo]] rules of its plan: print them, write junit.xml and gate.json, exit with its code.
 
     RUN may also be a folder of runs, and there may be several. With --baseline all of them together are held against
     the baseline, by the rules with relative_max or by the usual metrics.
@@ -75,10 +83,17 @@ def gate(
 
     Exit codes: 0 pass, 1 a rule failed, 3 the run is invalid, 5 no data for a rule or not comparable, 130 interrupted.
     """
-    context.exit(judge_runs(runs, baselines, allow, strict=strict))
+    context.exit(judge_runs(runs, baselines, allow, strict=strict, markdown=markdown))
 
 
-def judge_runs(runs: Sequence[Path], baselines: Sequence[Path], allow: Sequence[str], *, strict: bool) -> ExitCode:
+def judge_runs(
+    runs: Sequence[Path],
+    baselines: Sequence[Path],
+    allow: Sequence[str],
+    *,
+    strict: bool,
+    markdown: Path | None = None,
+) -> ExitCode:
     """What the command does; the exit code of all runs together.
 
     Raises UsageError, RunDirectoryError.
@@ -104,10 +119,11 @@ def judge_runs(runs: Sequence[Path], baselines: Sequence[Path], allow: Sequence[
     console = Console(highlight=False)
     if any(one.summary.emulated for one in found):
         print_emulated(console)
-    codes = []
+    codes, summaries = [], []
     for directory, one in zip(directories, found, strict=True):
         summary = one.summary if compared is None else with_baseline(one.summary, compared)
         codes.append(ExitCode(summary.exit_code))
+        summaries.append(summary)
         junit = _write(directory, one, summary, unwritten)
         if len(found) > 1:
             console.print(f"{directory.path.name}", style="bold", markup=False)
@@ -118,7 +134,7 @@ def judge_runs(runs: Sequence[Path], baselines: Sequence[Path], allow: Sequence[
             click.echo(f"junit: {junit}")
     if compared is not None:
         _print_compared(compared, found[0].summary, console, alone=len(found) == 1)
-    warn_of(unwritten)
+    warn_of([*unwritten, *announce(summaries, markdown, os.environ)])
     return strongest(set(codes))
 
 
@@ -140,10 +156,11 @@ def _write(directory: RunDirectory, found: Rebuilt, summary: Summary, unwritten:
 
     from infersiege.errors import InfersiegeError
     from infersiege.report import write
-    from infersiege.report.junit import junit_xml
+    from infersiege.report.junit import gate_file, junit_xml
 
     write(directory, msgspec.structs.replace(found, summary=summary), unwritten.append)
     try:
+        directory.write_gate(gate_file(summary))
         return directory.write_junit(junit_xml(summary, summary.rules))
     except InfersiegeError as error:
         unwritten.append(error)

@@ -74,7 +74,7 @@ def _ended(options: RunAsked, folder: Path, state: SeriesState) -> ExitCode:
         return strongest(codes)
     from infersiege.cli.gate import judge_runs
 
-    return strongest({judge_runs((folder,), baseline, options.allow, strict=False)})
+    return strongest({judge_runs((folder,), baseline, options.allow, strict=False, markdown=options.markdown)})
 
 
 def _passed_on(options: RunAsked) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ from typing import Any
 import click
 
 from infersiege.cli.address import MASTER_PORT, address_of
+from infersiege.cli.announce import announce, markdown_option
+from infersiege.cli.unwritten import warn_of
 from infersiege.errors import UsageError
 
 _LONGEST_WAIT_S = 86_400
@@ -44,6 +46,7 @@ class RunAsked:
     repeats: int | None
     against: Path | None
     allow: tuple[str, ...]
+    markdown: Path | None
 
 
 def asked_repeats(plan: Path, overrides: Sequence[str]) -> int:
@@ -102,12 +105,15 @@ def asked_repeats(plan: Path, overrides: Sequence[str]) -> int:
 @click.option(
     "--allow", multiple=True, metavar="WORD,…", help="With --gate and --against: what may differ between the plans."
 )
+@markdown_option
 def run(**options: Any) -> None:
     """Run PLAN and leave a run directory; with --repeats or --against a folder of them.
 
     Ends with 0, or with a code that says why not: docs/gate.md has the table.
     """
     asked = RunAsked(**options)
+    if asked.markdown is not None and not asked.gated:
+        raise UsageError("--markdown means nothing without --gate", hint="add --gate")
     repeats = asked.repeats if asked.repeats is not None else asked_repeats(asked.plan, asked.overrides)
     if (repeats > 1 or asked.against is not None) and not asked.dry_run:
         from infersiege.cli.repeats import run_series
@@ -147,4 +153,7 @@ def _run_once(asked: RunAsked) -> None:
         skip_doctor=asked.skip_doctor,
         gated=asked.gated,
     )
-    sys.exit(run_plan(loaded, options, console, os.environ, interrupts).summary.exit_code)
+    summary = run_plan(loaded, options, console, os.environ, interrupts).summary
+    if asked.gated:
+        warn_of(announce([summary], asked.markdown, os.environ))
+    sys.exit(summary.exit_code)

@@ -166,6 +166,7 @@ def read(run: RunDirectory) -> Rebuilt:
         summary,
         resources=found,
         telemetry=file.telemetry,
+        stopped_early=file.stopped_early,
         budgets=file.budgets,
         rate_limits=file.rate_limits,
         served=served,

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from infersiege.gate.baseline import Baseline
-from infersiege.records import SCHEMA_VERSION, EventRow, SeriesRow, Session, Summary, TurnRecord, WindowRow
+from infersiege.records import SCHEMA_VERSION, EventRow, GateFile, SeriesRow, Session, Summary, TurnRecord, WindowRow
 from infersiege.rundir import EVENTS, PLAN, SUMMARY, TURNS, WINDOWS, PlanFile
+from infersiege.rundir import GATE as VERDICT
 
 FILES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "turns": (TurnRecord, f"One line of {TURNS}"),
@@ -33,8 +34,9 @@ TRACES: dict[str, tuple[type[msgspec.Struct], str]] = {
 
 GATE: dict[str, tuple[type[msgspec.Struct], str]] = {
     "baseline": (Baseline, "A file of infersiege baseline save"),
+    "gate": (GateFile, VERDICT),
 }
-"""The same, of files that `gate` reads."""
+"""The same, of files that `gate` reads and writes."""
 
 
 def schemas() -> dict[str, dict[str, Any]]:

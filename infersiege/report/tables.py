@@ -29,13 +29,13 @@ from infersiege.records import (
     Verdict,
 )
 from infersiege.redact import scrub
+from infersiege.report import rule_words
 from infersiege.report.delivered import delivered_tables
 from infersiege.report.fitting import NARROW, fitted, plain_table
 from infersiege.report.latency import Footnotes, group_name, latency_tables
 from infersiege.report.numbers import (
     ABSENT,
     count,
-    figure,
     moment,
     number,
     printable,
@@ -220,36 +220,52 @@ def _rate_line(use: RateUse) -> str:
 
 
 def rule_detail(rule: RuleResult, summary: Summary) -> str:
-    """Why a rule's verdict is what it is, without the reason of an invalid run, which stands there once."""
-    said = rule.detail
-    return said.removesuffix(f" (run invalid: {summary.invalid[0]})") if summary.invalid else said
+    """As `rule_words.why`."""
+    return rule_words.why(rule, summary)
 
 
 def rule_table(summary: Summary) -> Table:
-    """One row per rule: verdict in words, value, n, and why."""
-    rows = [_rule_cells(rule, summary) for rule in summary.rules]
-    table = plain_table("Rules")
-    for header, place in (("verdict", 0), ("rule", None), ("value", 2), ("n", 3)):
-        if place is None:
-            table.add_column(header, overflow="fold")
+    """One row per rule: verdict in words, rule with its limit, n, value, 95 % range; baseline and change where given.
+
+    All figures are of the steady phase, whose length stands above; where rules see different parts of it, in a column.
+    """
+    rules = summary.rules
+    windows = list(dict.fromkeys(rule.window_duration_ns for rule in rules if rule.window_duration_ns is not None))
+    columns = [("verdict", _verdict_cell), ("rule", _rule_cell)]
+    if len(windows) > 1:
+        columns.append(("steady", lambda rule: Text(span(rule.window_duration_ns))))
+    columns += [("n", lambda rule: Text(count(rule.n))), ("value", lambda rule: Text(rule_words.value(rule)))]
+    columns.append(("95 % range", lambda rule: Text(rule_words.extent(rule))))
+    if any(rule.baseline is not None for rule in rules):
+        columns.append(("baseline", lambda rule: Text(rule_words.baseline(rule))))
+        columns.append(("change", lambda rule: Text(rule_words.change(rule))))
+    table = plain_table(f"Rules, steady {span(windows[0])}" if len(windows) == 1 else "Rules")
+    cells = [[make(rule) for _, make in columns] for rule in rules]
+    for place, (header, _) in enumerate(columns):
+        if header == "rule":
+            table.add_column(header, overflow="fold", ratio=1)
         else:
-            widest = max(len(header), *(row[place].cell_len for row in rows))
+            widest = max(len(header), *(row[place].cell_len for row in cells))
             table.add_column(header, justify="right" if place else "left", no_wrap=True, min_width=widest)
-    table.add_column("why", overflow="fold", ratio=1)
-    for row in rows:
+    for row in cells:
         table.add_row(*row)
     return table
 
 
-def _rule_cells(rule: RuleResult, summary: Summary) -> tuple[Text, Text, Text, Text, Text]:
-    """Verdict, rule, value, n, why."""
-    return (
-        Text(rule.verdict.value.upper(), style=VERDICT_STYLE[rule.verdict]),
-        Text(printable(rule.name) + (" (warn only)" if rule.severity == "warn" else "")),
-        Text(figure(rule.value, rule.unit)),
-        Text(count(rule.n)),
-        Text(printable(rule_detail(rule, summary))),
-    )
+def _verdict_cell(rule: RuleResult) -> Text:
+    return Text(rule.verdict.value.upper(), style=VERDICT_STYLE[rule.verdict])
+
+
+def _rule_cell(rule: RuleResult) -> Text:
+    return Text(printable(rule.name) + (" (warn only)" if rule.severity == "warn" else ""))
+
+
+def _print_remarks(summary: Summary, console: Console) -> None:
+    """Why a rule did not pass, and what must be read beside one that did."""
+    for rule in summary.rules:
+        if rule_words.must_be_read(rule):
+            said = rule_detail(rule, summary) if rule.verdict is not Verdict.PASS else rule.remark
+            console.print(Text.assemble(_verdict_cell(rule), f" {printable(rule.name)}: {printable(said)}"))
 
 
 def print_emulated(console: Console) -> None:
@@ -314,14 +330,20 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
 
 def print_rules(summary: Summary, console: Console) -> None:
     """The rules, the verdict and, of an invalid run, why."""
-    if console.width >= NARROW:
-        console.print(rule_table(summary))
+    table = rule_table(summary)
+    if console.width >= NARROW and console.measure(table).minimum <= console.width:
+        console.print(table)
+        _print_remarks(summary, console)
     else:
         console.print(Text("Rules", style="bold"))
         for rule in summary.rules:
-            verdict, name, value, n, why = _rule_cells(rule, summary)
-            console.print(Text.assemble(verdict, " ", name))
-            console.print(Padding(Text.assemble(value, ", n ", n, ": ", why), (0, 0, 0, 2)))
+            console.print(Text.assemble(_verdict_cell(rule), " ", _rule_cell(rule)))
+            parts = [rule_words.value(rule), f"n {count(rule.n)}"]
+            parts += [f"95 % range {rule_words.extent(rule)}"] if rule.low is not None or rule.high is not None else []
+            parts += [f"baseline {rule_words.baseline(rule)}"] if rule.baseline is not None else []
+            parts += [f"change {rule_words.change(rule)}"] if rule.change is not None else []
+            line = f"{', '.join(parts)}: {printable(rule_detail(rule, summary))}"
+            console.print(Padding(Text(line), (0, 0, 0, 2)))
     if summary.interrupted:
         _print_interrupted(summary, console)
         return

@@ -9,6 +9,7 @@ from infersiege.rundir.directory import RunDirectory
 from infersiege.rundir.names import (
     ENGINE_SERIES,
     EVENTS,
+    GATE,
     GPU_SERIES,
     JUNIT,
     PLAN,
@@ -27,6 +28,7 @@ from infersiege.rundir.planfile import ChannelFacts, PlanFile, StageFacts, Strea
 __all__ = [
     "ENGINE_SERIES",
     "EVENTS",
+    "GATE",
     "GPU_SERIES",
     "JUNIT",
     "PLAN",

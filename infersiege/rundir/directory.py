@@ -10,7 +10,16 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from infersiege.errors import InternalError, RunDirectoryError, UsageError
-from infersiege.records import SCHEMA_VERSION, ClientHealth, EventRow, SeriesRow, Summary, TurnRecord, WindowRow
+from infersiege.records import (
+    SCHEMA_VERSION,
+    ClientHealth,
+    EventRow,
+    GateFile,
+    SeriesRow,
+    Summary,
+    TurnRecord,
+    WindowRow,
+)
 from infersiege.rundir.damage import Span, damage_of
 from infersiege.rundir.files import (
     Appender,
@@ -25,6 +34,7 @@ from infersiege.rundir.files import (
 from infersiege.rundir.names import (
     CLIENTS,
     EVENTS,
+    GATE,
     JUNIT,
     PLAN,
     RECOVERY,
@@ -213,6 +223,10 @@ class RunDirectory:
     def write_junit(self, xml: str) -> Path:
         """junit.xml, in UTF-8; returns its path. Raises UsageError when it can't be written."""
         return self._write(JUNIT, xml.encode("utf-8", "replace"))
+
+    def write_gate(self, verdict: GateFile) -> Path:
+        """gate.json; returns its path. Raises UsageError when it can't be written."""
+        return self._write(GATE, pretty(verdict))
 
     def _write(self, file: str, data: bytes) -> Path:
         """Whole or not at all: a reader never sees half a file, and a full disk leaves the old one."""

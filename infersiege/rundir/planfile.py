@@ -14,6 +14,7 @@ from infersiege.records import (
     Calibration,
     RateUse,
     ServedRequests,
+    StoppedEarly,
     TelemetryAccount,
     TextLengths,
     TraceAccount,
@@ -97,6 +98,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     ended_ns: int | None = None
     """None: the run did not end by itself (crash, kill)."""
     interrupted: bool = False
+    stopped_early: StoppedEarly | None = None
+    """By a rule with `abort`; None: it was not."""
     nonce: str
     """Salt of the prompts; set it in the plan to repeat the run to the letter."""
     plan_hash: str | None = None

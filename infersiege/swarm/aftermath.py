@@ -130,6 +130,7 @@ def final_facts(
         started_ns=result.started_ns,
         ended_ns=result.ended_ns,
         interrupted=result.interrupted,
+        stopped_early=result.stopped_early,
         stages=stages,
         planned_turns=lost.planned_turns + sum(bye.planned_turns for bye in farewells),
         traces=accounts,
@@ -202,7 +203,7 @@ def _stopped(result: MasterResult) -> list[str]:
 def _unplayed(plan: Plan, result: MasterResult, taken: int) -> list[str]:
     """A run that was to play so many sessions, and ended by itself with fewer."""
     asked = plan.run.stop.sessions if plan.run.stop is not None else None
-    told = any(use.ended_run for use in result.budgets) or bool(_stopped(result))
+    told = any(use.ended_run for use in result.budgets) or bool(_stopped(result)) or result.stopped_early is not None
     if asked is None or plan.run.duration_ns is not None or result.interrupted or taken >= asked or told:
         return []
     return [
@@ -233,8 +234,10 @@ def _ran_out(plan: Plan, source: SessionSource, result: MasterResult, taken: int
 
 
 def _unreached(plan: Plan, result: MasterResult) -> list[str]:
-    """Stages of which nothing was measured, since the run had ended by itself."""
+    """Stages of which nothing was measured, since the run had ended by itself; that a rule ended it is the rule's."""
     spans = spans_of(plan)
+    if result.stopped_early is not None:
+        return []
     if len(spans) == 1 or result.interrupted or result.started_ns is None or result.load_ended_ns is None:
         return []
     lasted_ns = result.load_ended_ns - result.started_ns

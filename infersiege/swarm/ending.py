@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from infersiege.records import BudgetUse, RateUse, Reason
+from infersiege.records import BudgetUse, RateUse, Reason, StoppedEarly
 from infersiege.schedule.epochs import Table
 from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
@@ -64,3 +64,5 @@ class MasterResult:
     intake: Intake
     table: Table | None
     """The epochs; None: the load never began."""
+    stopped_early: StoppedEarly | None = None
+    """By a rule with `abort`; None: it was not."""

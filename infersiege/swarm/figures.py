@@ -1,4 +1,5 @@
-"""Live figures of the whole fleet, from the workers' reports. For the eye only: results come from the records.
+"""Live figures of the whole fleet, from the workers' reports. For the eye, and to see that a run is without hope:
+results come from the records.
 
 What a report costs depends on its own size, and what a look at the figures costs on neither the number of workers nor
 that of requests: sums are kept, and histograms are merged as they come.
@@ -7,11 +8,14 @@ that of requests: sums are kept, and histograms are merged as they come.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from infersiege.gate import rule_name
+from infersiege.gate.abort import AbortWatch
 from infersiege.metrics.histogram import percentiles
 from infersiege.metrics.merging import add_counts
-from infersiege.records import Phase, Report
+from infersiege.plan.schema import Slo
+from infersiege.records import Phase, Report, StoppedEarly
 from infersiege.report.live import LiveState
 from infersiege.swarm.ending import Ending
 from infersiege.swarm.fleet import Fleet
@@ -30,7 +34,11 @@ GAUGES = ("sessions", "in_flight", "planned_turns", "closed_turns", "chunks")
 class LiveFigures:
     """Merges reports: counts add up, histograms merge, gauges are the last of each worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, slos: Sequence[Slo] = ()) -> None:
+        """`slos`: rules of the plan, of which those with `abort` may stop the run."""
+        self._slos = slos
+        self._abort = AbortWatch(slos)
+        self.stopped_early: StoppedEarly | None = None
         self.ok = 0
         self.failed = 0
         self.errors: dict[str, int] = {}
@@ -44,6 +52,7 @@ class LiveFigures:
     def add(self, report: Report, now_ns: int) -> None:
         self._count(self._latest.get(report.worker), report)
         self._latest[report.worker] = report
+        self._abort.add(report.windows)
         for row in report.windows:
             self.ok += row.ok
             self.failed += row.failed
@@ -56,6 +65,11 @@ class LiveFigures:
         if not self._ttft or self._ttft[-1][0] != slot:
             self._ttft.append((slot, {}))
         add_counts(self._ttft[-1][1], counts)
+
+    def hopeless(self, now_ns: int, *, at_ns: int) -> str | None:
+        """Why the run should stop: a rule with `abort` can't pass any more; None: go on. `at_ns`: now, in epoch ns."""
+        self.stopped_early = found = self._abort.look(now_ns, at_ns=at_ns)
+        return None if found is None else f"{rule_name(self._slos[found.place])}: {found.words}"
 
     def drop(self, worker: str) -> None:
         """A lost worker plays nothing any more."""

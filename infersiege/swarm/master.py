@@ -89,7 +89,7 @@ class Master:
         self.offset_ns = terms.offset_ns
         self.fleet = Fleet(expected=options.expected_workers)
         self.intake = Intake(run)
-        self.figures = LiveFigures()
+        self.figures = LiveFigures(plan.slos)
         self._clocks = ClockWatch()
         self.treasury = Treasury(
             limits_of(plan), rates_of(plan), workers=options.expected_workers, sent_ns=options.sent_ns
@@ -147,6 +147,7 @@ class Master:
             fleet=self.fleet,
             intake=self.intake,
             table=self.membership.table,
+            stopped_early=self.figures.stopped_early,
         )
 
     def interrupt(self) -> None:
@@ -270,6 +271,8 @@ class Master:
             self._end(spent.why, Reason.BUDGET, self.plan.load.drain_ns, load_ended_ns=spent.since_ns)
         elif timeline.load_end_ns is not None and now_ns >= timeline.load_end_ns:
             self._end("duration is over", Reason.RUN_END, self.plan.load.drain_ns)
+        elif (hopeless := self.figures.hopeless(now_ns, at_ns=self._epoch(now_ns))) is not None:
+            self._end(hopeless, Reason.STOPPED_EARLY, self.plan.load.drain_ns)
         elif (stopped := why_stopped(alive)) is not None:
             self._end(stopped, Reason.RUN_END, self.plan.load.drain_ns)
         elif self.membership.settled and all(one.report is not None and one.report.finished for one in alive):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from infersiege.errors import UsageError
-from infersiege.report.junit import junit_xml
+from infersiege.report.junit import gate_file, junit_xml
 from infersiege.report.rebuild import Rebuilt, write_figures, write_page
 from infersiege.rundir import RunDirectory
 
 
 def write_papers(run: RunDirectory, found: Rebuilt, *, gated: bool) -> list[UsageError]:
-    """Write all of them (`gated`: junit.xml too). Returns why a file for people could not be written.
+    """Write all of them (`gated`: junit.xml and gate.json too). Returns why a file for people could not be written.
 
     Raises UsageError for the others.
     """
@@ -19,6 +19,7 @@ def write_papers(run: RunDirectory, found: Rebuilt, *, gated: bool) -> list[Usag
     steps: list[Callable[[], object]] = [lambda: write_page(run, found)]
     if gated:
         steps.append(lambda: run.write_junit(junit_xml(found.summary, found.summary.rules)))
+        steps.append(lambda: run.write_gate(gate_file(found.summary)))
     unmade = []
     for step in steps:
         try:
