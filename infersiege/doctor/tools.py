@@ -10,6 +10,7 @@ from typing import Any, Final
 from infersiege.doctor.lengths import served_by
 from infersiege.plan.defaults import BUILTIN
 from infersiege.plan.schema import Plan, Workload
+from infersiege.quality.items import FORMAT
 
 TOOL: Final[dict[str, Any]] = {
     "type": "function",
@@ -23,7 +24,7 @@ TOOL: Final[dict[str, Any]] = {
 
 HINT: Final = (
     "does it take tools? vLLM needs --enable-auto-tool-choice and --tool-call-parser, SGLang --tool-call-parser, "
-    "llama.cpp --jinja"
+    "llama.cpp --jinja; checked prompts go without tools with quality.tools = false"
 )
 ABOUT_TOOLS: Final = re.compile(r"\btools?\b|tool[ _-](call|choice|use)|--jinja|function[ _-]call", re.IGNORECASE)
 """In the words of a refusal."""
@@ -42,6 +43,8 @@ def sends_tools(plan: Plan, channel: str) -> bool:
 
 
 def _has_tools(workload: Workload) -> bool:
+    if workload.format == FORMAT and (workload.options.get("tools") is False or workload.trace.startswith(BUILTIN)):
+        return workload.options.get("tools") is not False
     if workload.trace.startswith(BUILTIN):
         return workload.trace == f"{BUILTIN}agent" and workload.options.get("tools_share") != 0
     with suppress(OSError), Path(workload.trace).expanduser().open("rb") as file:  # the trace's reader tells the reason

@@ -17,6 +17,7 @@ from infersiege.plan.faults import Faults
 from infersiege.plan.hybrid_checks import channel_names, hybrids, no_such
 from infersiege.plan.load_checks import loads
 from infersiege.plan.locate import KeyPath
+from infersiege.plan.quality_checks import quality
 from infersiege.plan.redis_checks import access, in_redis
 from infersiege.plan.registries import names
 from infersiege.plan.schema import Plan, Workload
@@ -89,8 +90,10 @@ def _strings(raw: object, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 def _workloads(draft: Draft) -> None:
     faults = draft.faults
-    if faults.ok("workload") and not draft.plan.workloads:
-        faults.add(("workload",), "no [[workload]] in it: what should be sent?")
+    if faults.ok("workload") and not draft.plan.workloads and draft.plan.quality is None:
+        missing = "is missing; write [[workload]]: what is sent"
+        written = draft.written("workload")
+        faults.add(("workload",), "no [[workload]] in it: what should be sent?" if written else missing)
     seen: dict[tuple[str, str | None], int] = {}
     for index, workload in enumerate(draft.plan.workloads):
         here = ("workload", index)
@@ -162,4 +165,14 @@ def _options(draft: Draft, here: KeyPath, workload: Workload) -> None:
         faults.add((*here, "options"), f"{message}; {error.hint}")
 
 
-CHECKS: tuple[Callable[[Draft], None], ...] = (loads, channels, hybrids, _workloads, access, slos, telemetry, _secrets)
+CHECKS: tuple[Callable[[Draft], None], ...] = (
+    loads,
+    channels,
+    hybrids,
+    _workloads,
+    quality,
+    access,
+    slos,
+    telemetry,
+    _secrets,
+)

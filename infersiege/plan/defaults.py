@@ -45,6 +45,7 @@ def fill(plan: Plan, path: Path) -> Plan:
         run=msgspec.structs.replace(plan.run, name=plan.run.name or path.stem),
         channels={name: _channel(channel, base) for name, channel in plan.channels.items()},
         workloads=tuple(_workload(workload, first, base) for workload in plan.workloads),
+        quality=plan.quality and msgspec.structs.replace(plan.quality, file=_trace_file(plan.quality.file, base)),
         telemetry=msgspec.structs.replace(
             plan.telemetry, spool=plan.telemetry.spool and str(local_file(plan.telemetry.spool, base))
         ),
@@ -68,10 +69,14 @@ def _channel(channel: Channel, base: Path) -> Channel:
     )
 
 
+def _trace_file(trace: str, base: Path) -> str:
+    return trace if trace.startswith(BUILTIN) else str(local_file(trace, base))
+
+
 def _workload(workload: Workload, channel: str, base: Path) -> Workload:
     trace = workload.trace
     return msgspec.structs.replace(
         workload,
         channel=workload.channel or channel,
-        trace=trace if trace.startswith(BUILTIN) or workload.source is not None else str(local_file(trace, base)),
+        trace=trace if workload.source is not None else _trace_file(trace, base),
     )

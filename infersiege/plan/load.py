@@ -21,6 +21,7 @@ from infersiege.plan.defaults import fill
 from infersiege.plan.faults import Faults, Override, dotted
 from infersiege.plan.locate import KeyPath, Position, positions, split_key
 from infersiege.plan.proxy_checks import proxies
+from infersiege.plan.quality_checks import with_quality
 from infersiege.plan.schema import Plan
 from infersiege.redact import scrub
 
@@ -59,7 +60,7 @@ def load_plan(
     check(plan, raw, faults, base=path.parent, environ=variables)
     if faults:
         raise faults.error()
-    return fill(plan, path)
+    return with_quality(fill(plan, path))
 
 
 def resolve(plan: Plan, now_ns: int, random: Random) -> Plan:
@@ -110,6 +111,8 @@ def plan_hash(plan: Plan) -> str:
         run=msgspec.structs.replace(plan.run, nonce=None),
         channels=channels,
         workloads=workloads,
+        quality=plan.quality
+        and msgspec.structs.replace(plan.quality, file=_file_name(plan.quality.file) or plan.quality.file),
         telemetry=msgspec.structs.replace(plan.telemetry, spool=_file_name(plan.telemetry.spool)),
         redis=msgspec.structs.replace(
             plan.redis, password_file=_file_name(plan.redis.password_file), ca=_file_name(plan.redis.ca)

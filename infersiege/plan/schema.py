@@ -371,10 +371,24 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    """[quality]: checked prompts mixed into the load."""
+    """[quality]: checked prompts mixed into the load (docs/quality.md)."""
 
-    file: Annotated[str | None, _meta("Prompts and checks", later="quality checks")] = None
-    share: Annotated[float, _meta("Share of sessions", later="quality checks", at_least=0)] = 0.02
+    file: Annotated[
+        str, _meta("Prompts and checks: `builtin:basic`, or a file (JSON Lines or TOML, relative to the plan file)")
+    ] = "builtin:basic"
+    share: Annotated[
+        float,
+        _meta(
+            "Share of the sessions of [load] that are checked prompts instead; 1: they are sent by themselves",
+            unit="ratio",
+            above=0,
+            at_most=1,
+        ),
+    ] = 0.02
+    tools: Annotated[bool, _meta("Send the prompts that call tools, too; set false for servers without")] = True
+    allow_code: Annotated[
+        bool, _meta("Let checks of the file call functions of yours (`callable`): it runs code on every worker")
+    ] = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -386,11 +400,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, Hybrid],
         _meta('Written [channel.NAME] with engine = "hybrid": a channel made of others (docs/hybrid.md)', key=HYBRIDS),
     ] = {}
-    workloads: Annotated[tuple[Workload, ...], _meta("Written [[workload]]: what is sent", key="workload")]
+    workloads: Annotated[tuple[Workload, ...], _meta("Written [[workload]]: what is sent", key="workload")] = ()
     load: Annotated[Load, _meta("How much")] = Load()
     slos: Annotated[tuple[Slo, ...], _meta("Written [[slo]]: rules of the gate", key="slo")] = ()
     sampling: Annotated[Sampling, _meta("Sampling parameters")] = Sampling()
     labels: Annotated[dict[str, str], _meta("What the tool can't see (GPU, quantisation …); kept with the run")] = {}
     redis: Annotated[RedisAccess, _meta("Redis, for workloads with a source")] = RedisAccess()
     telemetry: Annotated[Telemetry, _meta("Series")] = Telemetry()
-    quality: Annotated[Quality | None, _meta("Checked prompts", later="quality checks")] = None
+    quality: Annotated[Quality | None, _meta("Checked prompts")] = None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from infersiege.plan.hybrid_checks import no_such
 from infersiege.plan.locate import KeyPath
+from infersiege.plan.quality_checks import SCENARIO
 from infersiege.plan.schema import Plan, Slo
 from infersiege.plan.streams import stage_names
 
@@ -26,6 +27,7 @@ def _slo(draft: Draft, here: KeyPath, slo: Slo) -> None:
     if slo.at_most is not None and slo.at_least is not None and slo.at_least > slo.at_most:
         faults.add((*here, "min"), f"{slo.at_least:g} is above max ({slo.at_most:g}): no value can pass")
     scenarios = tuple(dict.fromkeys(workload.scenario for workload in plan.workloads))
+    scenarios += (SCENARIO,) if plan.quality is not None else ()
     if slo.scenario is not None and slo.scenario not in scenarios and faults.ok("workload"):
         faults.add((*here, "scenario"), no_such("scenario", slo.scenario, scenarios))
     if slo.channel in plan.hybrids and faults.ok("channel"):

@@ -6,10 +6,11 @@ from the first arrival.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from infersiege.plan.load_schema import Load, Stage
 from infersiege.plan.schema import Plan
+from infersiege.quality.items import FORMAT
 from infersiege.schedule import RateStage, UserStage, rate_at, users_at
 
 MAIN = "main"
@@ -53,6 +54,7 @@ class Stream:
     workloads: tuple[int, ...]
     """Places in the plan."""
     scenarios: tuple[str, ...]
+    """Those of `checked` included."""
     duration_ns: int | None
     """Of the run; None: it ends by work."""
     asked: tuple[Asked, ...]
@@ -61,6 +63,8 @@ class Stream:
     """Closed loop: one for each stage of the run."""
     rates: tuple[RateStage, ...] = field(default=())
     """Open loop: rates over time; empty: `load.rate` from the start to the end."""
+    checked: tuple[int, ...] = ()
+    """Places of workloads that take a share of the sessions ([quality]): each of those that go to its channel."""
 
     def users_at(self, at_ns: int) -> int | None:
         """Sessions asked for at this offset; None: this is no closed loop."""
@@ -99,14 +103,28 @@ def stage_name(number: int, stage: Stage) -> str:
 
 def streams_of(plan: Plan) -> tuple[Stream, ...]:
     """Every stream of a plan without faults; at least one."""
-    bounds = _bounds(plan)
-    shared = tuple(place for place, workload in enumerate(plan.workloads) if workload.load is None)
+    bounds, checked = _bounds(plan), checked_places(plan)
+    shared = tuple(
+        place for place, workload in enumerate(plan.workloads) if workload.load is None and place not in checked
+    )
     streams = [_stream(plan, 0, plan.load, shared, bounds)] if shared else []
     for place, workload in enumerate(plan.workloads):
         if workload.load is not None:
             number = 1 + sum(before.load is not None for before in plan.workloads[:place])
             streams.append(_stream(plan, number, workload.load, (place,), bounds))
+    if checked:
+        # One load only: what is delivered of each is told by its scenarios.
+        scenarios = tuple(dict.fromkeys(plan.workloads[place].scenario for place in checked))
+        streams[0] = replace(streams[0], checked=checked, scenarios=(*streams[0].scenarios, *scenarios))
     return tuple(streams)
+
+
+def checked_places(plan: Plan) -> tuple[int, ...]:
+    """Workloads that take a share of another load's sessions; none of them where they are all that there is."""
+    if plan.quality is None or plan.quality.share == 1:
+        return ()
+    found = tuple(place for place, workload in enumerate(plan.workloads) if workload.format == FORMAT)
+    return found if len(found) < len(plan.workloads) else ()
 
 
 def spans_of(plan: Plan) -> tuple[Span, ...]:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from infersiege.plan.schema import Plan, Workload
+from infersiege.quality.items import FORMAT, open_quality
 from infersiege.traces import Trace, open_trace
 
 
 def trace_of(plan: Plan, workload: Workload) -> Trace:
     """Raises TraceError as `open_trace` does. Paths of a filled plan are absolute."""
+    if workload.format == FORMAT:
+        return open_quality(
+            workload.trace,
+            tools=workload.options.get("tools") is not False,
+            allow_code=plan.quality is not None and plan.quality.allow_code,
+            limit=workload.limit,
+        )
     return open_trace(
         workload.trace,
         base=Path(),

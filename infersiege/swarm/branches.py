@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from gevent.event import Event
 from gevent.pool import Group
 
+from infersiege.quality import Item
 from infersiege.records import Reason, TraceChanges
 from infersiege.swarm.ledger import Ledger, OpenSession
 from infersiege.swarm.routes import Clients, Way
@@ -32,6 +33,8 @@ class PreparedSession:
     """A late arrival is held until then (monotonic), so that what was missed does not come as a burst."""
     cut_for: Reason | None = None
     """Why it was ended before its time; None: it was not."""
+    checked: Item | None = None
+    """What its answer is held against; None: it is not checked."""
 
     @property
     def opened(self) -> OpenSession:

@@ -12,6 +12,7 @@ import msgspec
 
 from infersiege.channels.routing import back_off_ns, fails_over, is_refused, jitter_of
 from infersiege.cost import earlier_attempt
+from infersiege.quality import Item, score
 from infersiege.records import EarlierAttempt, Outcome, Reason, TurnRecord
 from infersiege.swarm.branches import Lend, LineInPlay, PreparedSession, SessionInPlay
 from infersiege.swarm.control import RunControl
@@ -90,6 +91,18 @@ class Cleared(NamedTuple):
     leave: Leave
     tokens: int
     """That it asks for: its prompt and its longest answer."""
+
+
+def _scored(record: TurnRecord, played: Played, checked: Item | None) -> TurnRecord:
+    """With what the checks say of the answer, where there are checks and the whole of an answer. Never raises."""
+    if checked is None or record.outcome is not Outcome.OK or played.decoded is None:
+        return record
+    try:
+        found = score(checked, played.decoded.text, played.decoded.tool_calls)
+    except Exception:  # the record of a turn is worth more than what a check says of it
+        log.exception("checks of %s", checked.name)
+        return record
+    return msgspec.structs.replace(record, quality=str(found))
 
 
 class SessionPlayer:
@@ -246,6 +259,7 @@ class SessionPlayer:
         finally:
             record = tries.record()
             if record is not None:
+                record = _scored(record, played, work.session.checked)
                 ledger.close(opened, record)
         if not played.before_first_token:
             way.served = leg.part

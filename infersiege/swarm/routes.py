@@ -77,6 +77,11 @@ class Route:
     replica: str | None = None
     """As its records name it; None: by the address that was connected."""
 
+    def forces_length(self, turn: PreparedTurn) -> bool:
+        """Whether the engine is told to go on until the asked length is reached."""
+        known = turn.plain_text and turn.asked_output_tokens is not None
+        return self.channel.ignore_eos and self.profile.ignore_eos_fields is not None and known
+
     def request(
         self, turn: PreparedTurn, request_id: str, *, cache_key: str = "", kept: tuple[tuple[str, str], ...] = ()
     ) -> Request:
@@ -84,7 +89,7 @@ class Route:
         dropped = self.channel.drop_fields
         extra = {**self.dialect.request_fields(turn.extra), **self.channel.extra_body}
         fixed_length = self.profile.ignore_eos_fields
-        if self.channel.ignore_eos and fixed_length and turn.plain_text and turn.asked_output_tokens is not None:
+        if fixed_length and self.forces_length(turn):
             extra |= without(fixed_length(turn.max_tokens), dropped)
         if self.channel.prompt_cache_key:
             extra["prompt_cache_key"] = cache_key

@@ -248,7 +248,7 @@ class WorkerShare:
             until_ns=until_ns,
             repeated=self.source.is_repeat(ticket),
         )
-        return PreparedSession(lines, conversation, way)
+        return PreparedSession(lines, conversation, way, checked=self.source.checked_item(ticket))
 
     def skip_arrival(self, ticket: Ticket, due_ns: int) -> None:
         """Write down an arrival that got no session of Redis before the load was over: one turn that was not sent."""

@@ -15,9 +15,12 @@ from infersiege.plan.hybrid_schema import Hybrid
 from infersiege.plan.schema import Plan, Workload
 from infersiege.plan.streams import Stream, spans_of, streams_of
 from infersiege.plan.values import format_duration
+from infersiege.quality import Item, QualityTrace
 from infersiege.records import Plays, Session, TextLengths, TraceAccount, TraceChanges, Turn
 from infersiege.redis_stream import trace_of
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
+from infersiege.schedule.replacing import replaced
+from infersiege.schedule.shares import is_mine
 from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.texts import synthesizers
 from infersiege.traces import Conversation, Trace, prompt_salt
@@ -133,6 +136,17 @@ class SessionSource:
 
     def _tickets(self, stream: Stream, *, endless: bool = False) -> Iterator[Ticket]:
         """`endless`: as if every trace wrapped, and without a number of sessions to stop at."""
+        if not stream.checked or self.plan.quality is None:
+            return self._planned_tickets(stream, endless=endless)
+        # Which of its sessions a workload of checked prompts is at depends on all workers' tickets before.
+        by_channel = {workload_channel(self.plan, self.plan.workloads[place]): place for place in stream.checked}
+        channels = {place: workload_channel(self.plan, self.plan.workloads[place]) for place in stream.workloads}
+        instead = {place: by_channel[name] for place, name in channels.items() if name in by_channel}
+        whole = self.of_fleet(1).of_place(0)._planned_tickets(stream, endless=endless)
+        mixed = replaced(whole, self.plan.quality.share, self.plan.run.seed, instead)
+        return (ticket for ticket in mixed if is_mine(ticket.index, self._place, self._members, 0))
+
+    def _planned_tickets(self, stream: Stream, *, endless: bool) -> Iterator[Ticket]:
         plan, load = self.plan, stream.load
         sessions = plan.run.stop.sessions if plan.run.stop is not None and not endless else None
         workloads = [plan.workloads[place] for place in stream.workloads]
@@ -197,6 +211,11 @@ class SessionSource:
         """Name of the stage in which a ticket is due; the first one, for a closed loop."""
         spans, offset_ns = self._spans, ticket.offset_ns or 0
         return next(span.name for span in reversed(spans) if span.start_ns <= offset_ns or span is spans[0])
+
+    def checked_item(self, ticket: Ticket) -> Item | None:
+        """The checked prompt that is a ticket's session; None: its answers are not checked."""
+        trace = self.traces[ticket.workload]
+        return trace.item(self._place_in_trace(ticket)[1]) if isinstance(trace, QualityTrace) else None
 
     def conversation(self, ticket: Ticket) -> Conversation:
         """A session of the trace, salted and scaled as the plan says."""

@@ -14,9 +14,10 @@ from infersiege.channels.outcome import GOOD_FINISH, Conclusion, account_tokens,
 from infersiege.channels.quota import quota_left
 from infersiege.channels.redaction import Secrets, one_line
 from infersiege.cost import priced
+from infersiege.quality import collapse_flags
 from infersiege.records import Outcome, Reason, TurnRecord
 from infersiege.swarm.ledger import Ledger, OpenSession, request_id_of
-from infersiege.swarm.routes import Leg
+from infersiege.swarm.routes import Leg, Route
 from infersiege.traces.play.conversation import PreparedTurn
 from infersiege.wire.exchange import ExchangeResult, Fault, Request
 from infersiege.wire.transport import Client, Exchange
@@ -144,6 +145,10 @@ class TurnPlayer:
             secrets=secrets,
         )
         ours = {"emulated": EMULATED_HEADER in result.headers, "moved": leg.moved, "clipped": turn.clipped_tokens > 0}
+        collapsed: tuple[str, ...] = ()
+        if decoded is not None and conclusion.outcome is Outcome.OK:
+            missing = missing_tokens(route, turn, decoded) if conclusion.finish_reason == "stop" else None
+            collapsed = collapse_flags(decoded.text, decoded.reasoning, decoded.tool_calls, short_of=missing)
         record = TurnRecord(
             **self._labels(session, turn, leg),
             **self._times(answer, result, conclusion),
@@ -162,7 +167,7 @@ class TurnPlayer:
             reason=reason() if conclusion.outcome is Outcome.CANCELLED else None,
             error_class=conclusion.error_class,
             error_detail=conclusion.error_detail,
-            flags=conclusion.flags + tuple(flag for flag, holds in ours.items() if holds),
+            flags=conclusion.flags + collapsed + tuple(flag for flag, holds in ours.items() if holds),
             http_status=result.status,
             retry_after_ns=conclusion.retry_after_ns,
             quota_left=quota_left(result.headers),
@@ -222,6 +227,14 @@ class TurnPlayer:
 
     def _epoch(self, monotonic_ns: int | None) -> int | None:
         return None if monotonic_ns is None else monotonic_ns + self.offset_ns
+
+
+def missing_tokens(route: Route, turn: PreparedTurn, decoded: Decoded) -> int | None:
+    """By how many tokens an answer is shorter than the length that its request forced; None: it forced none."""
+    told = None if decoded.usage is None else decoded.usage.output_tokens
+    if told is None or not route.forces_length(turn):
+        return None
+    return turn.max_tokens - told
 
 
 def _said(text: str | None, usual: str, secrets: tuple[str, ...]) -> str | None:

@@ -1,0 +1,20 @@
+"""Checked prompts: when an answer is right, and when it is none any more (docs/quality.md)."""
+
+from __future__ import annotations
+
+from infersiege.quality.checks import CHECKS, Said
+from infersiege.quality.collapse import collapse_flags
+from infersiege.quality.items import Item, QualityTrace, open_quality
+from infersiege.quality.score import Score, read_score, score
+
+__all__ = [
+    "CHECKS",
+    "Item",
+    "QualityTrace",
+    "Said",
+    "Score",
+    "collapse_flags",
+    "open_quality",
+    "read_score",
+    "score",
+]
