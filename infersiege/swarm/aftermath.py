@@ -201,9 +201,10 @@ def _stopped(result: MasterResult) -> list[str]:
 
 
 def _unplayed(plan: Plan, result: MasterResult, taken: int) -> list[str]:
-    """A run that was to play so many sessions, and ended by itself with fewer."""
+    """A run that was to play so many sessions, and ended by itself with fewer, which nothing else explains."""
     asked = plan.run.stop.sessions if plan.run.stop is not None else None
     told = any(use.ended_run for use in result.budgets) or bool(_stopped(result)) or result.stopped_early is not None
+    told = told or bool(result.fleet.ever_lost())
     if asked is None or plan.run.duration_ns is not None or result.interrupted or taken >= asked or told:
         return []
     return [
