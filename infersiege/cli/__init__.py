@@ -29,6 +29,7 @@ COMMANDS: Commands = {
     "sweep": ("infersiege.cli.sweep", "Run a plan over given loads and channels."),
     "gate": ("infersiege.cli.gate", "Judge runs by the rules of their plan, and against a baseline."),
     "baseline": ("infersiege.cli.baseline", "Keep the figures of some runs, to hold later ones against."),
+    "compare": ("infersiege.cli.compare", "Runs side by side: figures, differences, what is unfair."),
     "report": ("infersiege.cli.report", "Rebuild a run's summary and report."),
     "recover": ("infersiege.cli.recover", "Bring home what a crash left in workers' spools."),
     "traces": ("infersiege.cli.traces", "Look at traces, and make others of them."),
