@@ -25,6 +25,7 @@ from infersiege import gate
 from infersiege.calibrate.rig import Side
 from infersiege.errors import ExitCode
 from infersiege.metrics import client
+from infersiege.metrics.batch import Batch
 from infersiege.metrics.histogram import Histogram, bucket_of
 from infersiege.metrics.summary import summarise
 from infersiege.records import (
@@ -221,8 +222,7 @@ def row(at_s: float, **changes: Any) -> ClientHealth:
 
 def watched(turns: list[TurnRecord]) -> client.ClientWatch:
     watch = client.ClientWatch()
-    for turn in turns:
-        watch.add(turn)
+    watch.add_batch(Batch(turns))
     return watch
 
 

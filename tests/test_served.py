@@ -11,6 +11,7 @@ import pytest
 from crashed import CLOSED, plan_of
 from swarm_rows import record
 
+from infersiege.metrics.batch import Batch
 from infersiege.metrics.served import RequestTally, disagreements
 from infersiege.plan.schema import Plan
 from infersiege.records import EarlierAttempt, Outcome, ServedRequests
@@ -37,11 +38,11 @@ COUNTED = [
 @pytest.mark.parametrize(("counted", "told", "why"), COUNTED, ids=[why for *_, why in COUNTED])
 def test_di_03_the_records_and_the_servers_counter(counted: int, told: str | None, why: str) -> None:
     tally = RequestTally()
-    for outcome, number in ROWS:
-        for turn in range(number):
-            tally.add(record(outcome, turn, outcome=outcome))
+    tally.add_batch(
+        Batch([record(outcome, turn, outcome=outcome) for outcome, number in ROWS for turn in range(number)])
+    )
     earlier = (EarlierAttempt(channel="target"),)
-    tally.add(msgspec.structs.replace(record("retried", outcome=Outcome.SKIPPED), earlier=earlier))
+    tally.add_batch(Batch([msgspec.structs.replace(record("retried", outcome=Outcome.SKIPPED), earlier=earlier)]))
     (one,) = tally.compared([ServedRequests(channel="target", metric="vllm:request_success_total", counted=counted)])
     assert (one.answered, one.sent) == (5, 11)
     warnings = list(disagreements([one]))

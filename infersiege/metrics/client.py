@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from msgspec.structs import replace
 
+from infersiege.metrics.batch import Batch, Ints, Mask, known
+from infersiege.metrics.columns import in_whole_ns, values_of
+from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.metrics.histogram import Histogram, bucket_value
 from infersiege.metrics.limits import FEW, SHARE, WIDE_SLACK_NS, too_many
-from infersiege.metrics.turn import NS_PER_MS, lateness
-from infersiege.records import Calibration, ClientHealth, ClientSummary, ClientVerdict, Phase, TurnRecord
+from infersiege.metrics.parts import Part, parts
+from infersiege.metrics.turn import NS_PER_MS
+from infersiege.records import Calibration, ClientHealth, ClientSummary, ClientVerdict
 
 SECOND_NS = 1_000_000_000
 
@@ -67,10 +72,10 @@ class _Turns:
         self.counts: Counter[str] = Counter()
         self.seconds: dict[int, Second] = {}
 
-    def at(self, ns: int) -> Second:
-        found = self.seconds.get(ns // SECOND_NS)
+    def at(self, second: int) -> Second:
+        found = self.seconds.get(second)
         if found is None:
-            found = self.seconds[ns // SECOND_NS] = Second()
+            found = self.seconds[second] = Second()
         return found
 
 
@@ -80,39 +85,52 @@ class ClientWatch:
     def __init__(self) -> None:
         self.workers: dict[str, _Turns] = {}
 
-    def add(self, turn: TurnRecord) -> None:
-        found = self.workers.get(turn.worker)
-        if found is None:
-            found = self.workers[turn.worker] = _Turns()
-        steady = turn.phase is Phase.STEADY
-        counts = found.counts
-        late_ns = lateness(turn)
-        if late_ns is not None:
-            found.at(turn.due_ns).lateness.add(max(late_ns, 0))
-        if turn.first_token_slack_ns is not None and turn.first_token_ns is not None:
-            wide = turn.first_token_slack_ns > WIDE_SLACK_NS
-            second = found.at(turn.first_token_ns)
-            second.first_tokens += 1
-            second.wide_slack += wide
-            if steady:
-                counts["first_tokens"] += 1
-                counts["wide_slack"] += wide
-        if turn.chunks and turn.closed_ns is not None:
-            second = found.at(turn.closed_ns)
-            second.chunks += turn.chunks
-            second.coalesced += turn.coalesced
-        if steady:
-            counts["turns"] += turn.attempt_ns is not None
-            counts["chunks"] += turn.chunks
-            counts["coalesced"] += turn.coalesced
-            counts["tokens"] += turn.chunks if turn.output_tokens is None else turn.output_tokens
-            if late_ns is not None:
-                found.lateness.add(max(late_ns, 0))
+    def add_batch(self, batch: Batch) -> None:
+        for worker, part in parts(batch, lambda kind: kind.worker):
+            found = self.workers.get(worker)
+            if found is None:
+                found = self.workers[worker] = _Turns()
+            _add(found, part)
 
     def seconds(self, worker: str) -> Mapping[int, Second]:
         """Unix second -> what its turns tell; empty for a worker without turns."""
         found = self.workers.get(worker)
         return {} if found is None else found.seconds
+
+
+def _add(found: _Turns, part: Part) -> None:
+    """Turns of one worker."""
+    batch, counts = part.batch, found.counts
+    steady, late = part.of(batch.steady), values_of(batch, METRICS["lateness"])
+    given, due_ns = part.of(late.given), part.of(batch.ints("due_ns"))
+    late_ns = np.maximum(part.of(in_whole_ns(late)), 0)
+    found.lateness.add_many(late_ns[steady & given])
+    for second, mask in _by_second(due_ns, given):
+        found.at(second).lateness.add_many(late_ns[mask])
+    slack_ns, first_ns = part.of(batch.ints("first_token_slack_ns")), part.of(batch.ints("first_token_ns"))
+    seen, wide = known(slack_ns) & known(first_ns), slack_ns > WIDE_SLACK_NS
+    for second, mask in _by_second(first_ns, seen):
+        found.at(second).first_tokens += int(mask.size)
+        found.at(second).wide_slack += int(wide[mask].sum())
+    chunks, closed_ns = part.of(batch.ints("chunks")), part.of(batch.ints("closed_ns"))
+    coalesced, output = part.of(batch.ints("coalesced")), part.of(batch.ints("output_tokens"))
+    for second, mask in _by_second(closed_ns, (chunks != 0) & known(closed_ns)):
+        found.at(second).chunks += int(chunks[mask].sum())
+        found.at(second).coalesced += int(coalesced[mask].sum())
+    counts["first_tokens"] += int((seen & steady).sum())
+    counts["wide_slack"] += int((seen & steady & wide).sum())
+    counts["turns"] += int((steady & given).sum())
+    counts["chunks"] += int(chunks[steady].sum())
+    counts["coalesced"] += int(coalesced[steady].sum())
+    counts["tokens"] += int(np.where(known(output), output, chunks)[steady].sum())
+
+
+def _by_second(at_ns: Ints, mask: Mask) -> Iterator[tuple[int, Ints]]:
+    """Each second in which some of the masked turns are, with their places."""
+    places = np.flatnonzero(mask)
+    seconds, inverse, sizes = np.unique(at_ns[places] // SECOND_NS, return_inverse=True, return_counts=True)
+    of_second = np.split(places[np.argsort(inverse, kind="stable")], np.cumsum(sizes)[:-1])
+    yield from zip(seconds.tolist(), of_second, strict=False)
 
 
 def in_steady(row: ClientHealth, steady: Sequence[SteadyWindow]) -> bool:

@@ -12,14 +12,20 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 
+import numpy as np
+
+from infersiege.metrics.batch import Batch, Ints, Kind, Mask, batches, grouped, known, sums
+from infersiege.metrics.columns import applying, asked, contradicting, values_of
 from infersiege.metrics.definitions import METRICS, Metric
 from infersiege.metrics.facts import RunFacts, SteadyWindow
 from infersiege.metrics.flow import Bill, Flow, FlowKey, class_of
-from infersiege.metrics.goodput import TurnLimits
+from infersiege.metrics.goodput import JUDGEMENTS, TurnLimits
 from infersiege.metrics.histogram import bucket_of
 from infersiege.metrics.limits import WIDE_SLACK_NS
-from infersiege.metrics.turn import BURST_NS, contradicts_itself, was_asked
+from infersiege.metrics.parts import Part, parts
+from infersiege.metrics.turn import BURST_NS
 from infersiege.records import EarlierAttempt, ErrorClass, Outcome, Phase, Reason, TokensFrom, TurnRecord
 
 SECOND_NS = 1_000_000_000
@@ -40,10 +46,26 @@ GRACE_SHARE = 0.05
 _BURST_BUCKET = bucket_of(BURST_NS)
 
 
-def end_of(turn: TurnRecord) -> str:
+def end_of(turn: TurnRecord | Kind) -> str:
     """How a turn ended that did not succeed: `failed: context_length`, `skipped: too_long`."""
     why = turn.error_class if turn.outcome is Outcome.FAILED else turn.reason
     return f"{turn.outcome.value}: {'unknown' if why is None else why.value}"
+
+
+_identity_of = attrgetter("scenario", "channel", "session_id", "turn")
+
+
+def _flow_of(kind: Kind) -> FlowKey:
+    return kind.scenario, kind.channel, kind.replica or ""
+
+
+def _session_flow_of(kind: Kind) -> FlowKey:
+    return kind.scenario, kind.channel if kind.routed_by is None else "", ""
+
+
+def _cell_of(kind: Kind) -> CellKey | None:
+    """None: not due in steady."""
+    return (kind.scenario, kind.channel, kind.stage, kind.replica or "") if kind.phase is Phase.STEADY else None
 
 
 class Cell:
@@ -77,85 +99,108 @@ class Cell:
         self.length_errors = array("d")
         self.emulated = channel in facts.emulated
 
-    def add(self, turn: TurnRecord) -> None:
-        tally = self.tally
-        self.bill.add(turn)
-        self.outcomes[turn.outcome] += 1
-        tally["asked"] += was_asked(turn)
-        tally["clock_step"] += turn.clock_step
-        tally["contradicting"] += contradicts_itself(turn)
-        tally["quota_gone"] += 0 in turn.quota_left.values()
-        if turn.flags:
-            tally["odd_usage"] += ODD_USAGE in turn.flags
-            self.emulated = self.emulated or "emulated" in turn.flags
-        if turn.turn == 0 and was_asked(turn):
-            tally["arrivals"] += 1
-            tally["arrivals_begun"] += turn.attempt_ns is not None and turn.attempt_ns < self._begin_by_ns
-        if turn.first_token_slack_ns is not None:
-            tally["slack"] += 1
-            tally["slack_wide"] += turn.first_token_slack_ns > WIDE_SLACK_NS
-        if turn.outcome is Outcome.OK:
-            self._ok(turn)
-        elif turn.outcome is Outcome.FAILED:
-            self._enter(self._of_failed, turn)
-            self.errors[class_of(turn)] += 1
-        else:
-            self.unplayed[end_of(turn)] += 1
+    def add(self, part: Part) -> None:
+        """Turns of this cell, all due in steady."""
+        batch, tally = part.batch, self.tally
+        self.bill.add_all(part)
+        tally["asked"] += part.count(asked(batch))
+        tally["contradicting"] += part.count(contradicting(batch))
+        arrivals = part.of(asked(batch) & (batch.ints("turn") == 0))
+        attempt_ns = part.of(batch.ints("attempt_ns"))
+        tally["arrivals"] += int(arrivals.sum())
+        tally["arrivals_begun"] += int((arrivals & known(attempt_ns) & (attempt_ns < self._begin_by_ns)).sum())
+        slack_ns = part.of(batch.ints("first_token_slack_ns"))
+        tally["slack"] += int(known(slack_ns).sum())
+        tally["slack_wide"] += int((slack_ns > WIDE_SLACK_NS).sum())
+        self._kinds(part)
+        self._ok(part)
+        self._enter(self._of_failed, part, Outcome.FAILED)
         if self.limits:
-            tally[self.limits.judged(turn)] += 1
+            counts = np.bincount(part.of(self.limits.judged_all(batch)), minlength=len(JUDGEMENTS))
+            tally.update(dict(zip(JUDGEMENTS, counts.tolist(), strict=True)))
+
+    def add_odd(self, turn: TurnRecord) -> None:
+        """What few turns have: flags, and counts of what is left of a quota."""
+        self.tally["quota_gone"] += 0 in turn.quota_left.values()
+        self.tally["odd_usage"] += ODD_USAGE in turn.flags
+        self.emulated = self.emulated or "emulated" in turn.flags
+        if turn.outcome is Outcome.OK and turn.output_tokens is not None and turn.tokens_from is not TokensFrom.USAGE:
+            self.tally["estimated_odd"] += ODD_USAGE in turn.flags
+
+    def _kinds(self, part: Part) -> None:
+        """Counts of turns that only depend on what they were."""
+        for kind, count in part.counted():
+            self.outcomes[kind.outcome] += count
+            self.tally["clock_step"] += count * kind.clock_step
+            if kind.outcome is Outcome.OK:
+                self.finish_reasons["unknown" if kind.finish_reason is None else kind.finish_reason] += count
+            elif kind.outcome is Outcome.FAILED:
+                self.errors[class_of(kind)] += count
+            else:
+                self.unplayed[end_of(kind)] += count
 
     def add_attempt(self, attempt: EarlierAttempt) -> None:
         """One that failed here, of a turn that is counted where it ended."""
         self.bill.add_attempt(attempt)
         self.failed_attempts[class_of(attempt)] += 1
 
-    def _ok(self, turn: TurnRecord) -> None:
-        tally = self.tally
-        self._enter(self._of_ok, turn)
-        self.finish_reasons["unknown" if turn.finish_reason is None else turn.finish_reason] += 1
+    def _ok(self, part: Part) -> None:
+        batch, ok = part.batch, part.of(part.batch.ok)
+        self._enter(self._of_ok, part, Outcome.OK)
         if self.streamed:
-            self.missing["gap"] += not turn.gaps
-            gaps, apart = self.gaps, 0
-            for bucket, count in turn.gaps.items():
-                gaps[bucket] = gaps.get(bucket, 0) + count
-                if bucket >= _BURST_BUCKET:
-                    apart += count
-            if turn.chunks >= BURST_CHUNKS:
-                tally["burst_judged"] += 1
-                # Most chunks came within 1 ms of the one before (ST-24).
-                tally["bursty"] += apart < (turn.chunks - 1) / 2
-        if turn.prompt_tokens is not None:
-            tally["prompt_known"] += 1
-            tally["prompt_tokens"] += turn.prompt_tokens
-            if turn.cached_tokens is not None:
-                tally["cached_known"] += 1
-                tally["cached_tokens"] += turn.cached_tokens
-                tally["cached_of"] += turn.prompt_tokens
-            if turn.asked_prompt_tokens is not None:
-                tally["prompt_compared"] += turn.prompt_tokens
-                tally["prompt_asked"] += turn.asked_prompt_tokens
-                if self.written and turn.asked_prompt_tokens >= self.written.least_tokens:
-                    self.length_errors.append(abs(turn.prompt_tokens / turn.asked_prompt_tokens - 1))
-                tally["prompt_written"] += self.written is not None
-        if turn.output_tokens is not None:
-            tally["output_known"] += 1
-            tally["output_tokens"] += turn.output_tokens
-            if turn.tokens_from is not TokensFrom.USAGE:
-                tally["estimated"] += 1
-                tally["estimated_odd"] += ODD_USAGE in turn.flags
-            if turn.asked_output_tokens is not None:
-                tally["output_compared"] += turn.output_tokens
-                tally["output_asked"] += turn.asked_output_tokens
+            self._chunks(part, ok)
+        prompt, cached = part.of(batch.ints("prompt_tokens")), part.of(batch.ints("cached_tokens"))
+        output = part.of(batch.ints("output_tokens"))
+        told = ok & known(prompt)
+        self._sum("prompt_known", told, prompt_tokens=prompt)
+        self._sum("cached_known", told & known(cached), cached_tokens=cached, cached_of=prompt)
+        asked_prompt = part.of(batch.ints("asked_prompt_tokens"))
+        compared = told & known(asked_prompt)
+        self._sum("", compared, prompt_compared=prompt, prompt_asked=asked_prompt)
+        if self.written is not None:
+            self.tally["prompt_written"] += int(compared.sum())
+            judged = compared & (asked_prompt >= self.written.least_tokens)
+            errors = np.abs(prompt[judged] / asked_prompt[judged] - 1)
+            self.length_errors.frombytes(errors.astype(np.float64).tobytes())
+        told = ok & known(output)
+        self._sum("output_known", told, output_tokens=output)
+        self._sum("estimated", told & part.of(batch.where(lambda kind: kind.tokens_from is not TokensFrom.USAGE)))
+        asked_output = part.of(batch.ints("asked_output_tokens"))
+        self._sum("", told & known(asked_output), output_compared=output, output_asked=asked_output)
 
-    def _enter(self, metrics: tuple[Metric, ...], turn: TurnRecord) -> None:
+    def _sum(self, name: str, mask: Mask, **columns: Ints) -> None:
+        """Count the turns of a mask, and add up columns of theirs."""
+        if name:
+            self.tally[name] += int(mask.sum())
+        for column, values in columns.items():
+            self.tally[column] += int(values[mask].sum())
+
+    def _chunks(self, part: Part, ok: Mask) -> None:
+        gaps = part.sparse("gaps")
+        counted = ok[gaps.turn]
+        turn, bucket, count = gaps.turn[counted], gaps.key[counted], gaps.count[counted]
+        self.missing["gap"] += int(ok.sum()) - int(np.unique(turn).size)
+        for index, many in zip(*grouped(bucket, count), strict=True):
+            self.gaps[index] = self.gaps.get(index, 0) + many
+        chunks = part.of(part.batch.ints("chunks"))
+        judged = ok & (chunks >= BURST_CHUNKS)
+        far = bucket >= _BURST_BUCKET
+        apart = sums(turn[far], count[far], chunks.size)
+        # Most chunks came within 1 ms of the one before (ST-24).
+        self._sum("burst_judged", judged)
+        self._sum("bursty", judged & (apart < (chunks - 1) / 2))
+
+    def _enter(self, metrics: tuple[Metric, ...], part: Part, outcome: Outcome) -> None:
+        mask = part.of(part.batch.where(lambda kind: kind.outcome is outcome))
+        if not mask.any():
+            return
         for metric in metrics:
-            if metric.applies is not None and not metric.applies(turn):
-                continue
-            value = metric.per_turn(turn) if metric.per_turn is not None else None
-            if value is None:
-                self.missing[metric.name] += 1
-            else:
-                self.columns[metric.name].append(value)
+            rule = applying(part.batch, metric)
+            asked_of = mask if rule is None else mask & part.of(rule)
+            found = values_of(part.batch, metric)
+            given = asked_of & part.of(found.given)
+            self.columns[metric.name].frombytes(part.of(found.values)[given].astype(np.float64).tobytes())
+            self.missing[metric.name] += int(asked_of.sum()) - int(given.sum())
 
 
 def _begin_by(steady: tuple[SteadyWindow, ...], stage: str) -> int:
@@ -186,30 +231,45 @@ class Collector:
         self._seen: set[int] = set()
 
     def add_all(self, turns: Iterable[TurnRecord]) -> None:
-        for turn in turns:
-            self.add(turn)
+        for batch in batches(turns):
+            self.add_batch(batch)
 
-    def add(self, turn: TurnRecord) -> None:
-        self.outcomes[turn.outcome] += 1
-        if turn.outcome is not Outcome.OK:
-            self.ends[end_of(turn)] += 1
-        if turn.tokens_from is not None:
-            self.tokens_from[turn.tokens_from.value] += 1
-        if turn.stamp_source is not None:
-            self.stamp_source[turn.stamp_source.value] += 1
-        self.client_resource += turn.error_class is ErrorClass.CLIENT_RESOURCE
+    def add_batch(self, batch: Batch) -> None:
+        for kind, count in batch.counted():
+            self._kind(kind, count)
+        identities = set(map(hash, map(_identity_of, batch.turns)))
+        before = len(self._seen)
+        self._seen |= identities
+        self.repeated += len(batch) - (len(self._seen) - before)
+        for flow, part in parts(batch, _flow_of):
+            self._flow(*flow).add(part)
+        for flow, part in parts(batch, _session_flow_of):
+            self._flow(*flow).add_sessions(part)
+        for cell, part in parts(batch, _cell_of):
+            if cell is not None:
+                self._cell(*cell).add(part)
+        for turn in batch.turns:
+            if turn.flags or turn.quota_left or turn.earlier or turn.reason is Reason.INTERNAL:
+                self._odd(turn)
+
+    def _kind(self, kind: Kind, count: int) -> None:
+        self.outcomes[kind.outcome] += count
+        if kind.outcome is not Outcome.OK:
+            self.ends[end_of(kind)] += count
+        if kind.tokens_from is not None:
+            self.tokens_from[kind.tokens_from.value] += count
+        if kind.stamp_source is not None:
+            self.stamp_source[kind.stamp_source.value] += count
+        self.client_resource += count * (kind.error_class is ErrorClass.CLIENT_RESOURCE)
+
+    def _odd(self, turn: TurnRecord) -> None:
+        """What few turns have."""
         if turn.reason is Reason.INTERNAL:
             self.internal += 1
             self.internal_detail = self.internal_detail or turn.error_detail or "no detail"
         self.emulated = self.emulated or "emulated" in turn.flags
-        identity = hash((turn.scenario, turn.channel, turn.session_id, turn.turn))
-        before = len(self._seen)
-        self._seen.add(identity)
-        self.repeated += len(self._seen) == before
-        self._flow(turn.scenario, turn.channel if turn.routed_by is None else "", "").add_session(turn)
-        self._flow(turn.scenario, turn.channel, turn.replica or "").add(turn)
         if turn.phase is Phase.STEADY:
-            self._cell(turn, turn.channel, turn.replica).add(turn)
+            self._cell(turn.scenario, turn.channel, turn.stage, turn.replica or "").add_odd(turn)
         for attempt in turn.earlier:
             self._add_attempt(turn, attempt)
 
@@ -219,10 +279,10 @@ class Collector:
         flow.bill.add_attempt(attempt)
         flow.routed = flow.routed or turn.routed_by is not None
         if turn.phase is Phase.STEADY:
-            self._cell(turn, attempt.channel, attempt.replica).add_attempt(attempt)
+            self._cell(turn.scenario, attempt.channel, turn.stage, attempt.replica or "").add_attempt(attempt)
 
-    def _cell(self, turn: TurnRecord, channel: str, replica: str | None) -> Cell:
-        key = (turn.scenario, channel, turn.stage, replica or "")
+    def _cell(self, scenario: str, channel: str, stage: str, replica: str) -> Cell:
+        key = (scenario, channel, stage, replica)
         cell = self.cells.get(key)
         if cell is None:
             cell = self.cells[key] = Cell(key, self.facts)

@@ -8,8 +8,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
+import numpy as np
+
 from infersiege.cost import billed_output_tokens
+from infersiege.metrics.batch import ABSENT, Ints, Kind, Mask, grouped, known
+from infersiege.metrics.columns import priced
 from infersiege.metrics.facts import SteadyWindow
+from infersiege.metrics.parts import Part
 from infersiege.records import EarlierAttempt, Outcome, Reason, TokensFrom, TurnRecord
 
 SECOND_NS = 1_000_000_000
@@ -22,7 +27,7 @@ LONGEST_RETRY_NS = 60 * SECOND_NS
 """A user whose request failed pauses before its next session: so long, and what the server asked for (Retry-After)."""
 
 
-def class_of(failed: TurnRecord | EarlierAttempt) -> str:
+def class_of(failed: TurnRecord | EarlierAttempt | Kind) -> str:
     return "unknown" if failed.error_class is None else failed.error_class.value
 
 
@@ -38,6 +43,10 @@ class Bill:
         """Of the others."""
         self.output_tokens = 0
 
+    def add_all(self, part: Part) -> None:
+        for place in part.places[part.of(priced(part.batch))].tolist():
+            self.add(part.batch.turns[place])
+
     def add(self, turn: TurnRecord) -> None:
         if turn.cost is None:
             return
@@ -51,7 +60,7 @@ class Bill:
         self.output_tokens += attempt.output_tokens
 
 
-_CUT_SHORT = (Reason.RUN_END, Reason.STAGE_END, Reason.INTERRUPTED, Reason.BUDGET)
+_CUT_SHORT = (Reason.RUN_END, Reason.STAGE_END, Reason.INTERRUPTED, Reason.BUDGET, Reason.STOPPED_EARLY)
 
 
 class Flow:
@@ -61,6 +70,8 @@ class Flow:
         self.key = key
         self._windows = windows
         self._starts = [window.start_ns for window in windows]
+        self._start_ns = np.array(self._starts, dtype=np.int64)
+        self._end_ns = np.array([window.end_ns for window in windows], dtype=np.int64)
         self.sent: array[int] = array("q")
         """sent_ns of every turn that was sent."""
         self.finished: array[int] = array("q")
@@ -86,30 +97,68 @@ class Flow:
         self.routed = False
         """Some of its sessions are a hybrid channel's, which may have sent them elsewhere too."""
 
-    def add_session(self, turn: TurnRecord) -> None:
-        """Its part in the life of its session."""
-        if turn.attempt_ns is not None:
-            self._session(turn)
-        elif turn.reason in _CUT_SHORT:
-            self._thought(turn)
+    def add_sessions(self, part: Part) -> None:
+        """The part of these turns in the lives of their sessions."""
+        batch = part.batch
+        begun = part.of(known(batch.ints("attempt_ns")))
+        for place in part.places[begun].tolist():
+            self._session(batch.turns[place])
+        for place in part.places[~begun & part.of(batch.where(lambda kind: kind.reason in _CUT_SHORT))].tolist():
+            self._thought(batch.turns[place])
 
-    def add(self, turn: TurnRecord) -> None:
-        """What it sent, brought and cost."""
-        self.bill.add(turn)
-        self.routed = self.routed or turn.routed_by is not None
-        if turn.sent_ns is not None:
-            self.sent.append(turn.sent_ns)
-            if turn.closed_ns is not None:
-                self.flight_start.append(turn.sent_ns)
-                self.flight_end.append(turn.closed_ns)
-        if turn.outcome is Outcome.OK and turn.closed_ns is not None:
-            self.finished.append(turn.closed_ns)
-        tokens = turn.output_tokens
-        if tokens is None and turn.chunks:
-            tokens = turn.chunks
-            self.by_chunk += 1
-        if tokens and self._windows:
-            self._credit(turn, tokens)
+    def add(self, part: Part) -> None:
+        """What these turns sent, brought and cost."""
+        batch = part.batch
+        self.bill.add_all(part)
+        self.routed = self.routed or part.count(batch.where(lambda kind: kind.routed_by is not None)) > 0
+        sent_ns, closed_ns = part.of(batch.ints("sent_ns")), part.of(batch.ints("closed_ns"))
+        sent, closed = known(sent_ns), known(closed_ns)
+        for column, values in (
+            (self.sent, sent_ns[sent]),
+            (self.flight_start, sent_ns[sent & closed]),
+            (self.flight_end, closed_ns[sent & closed]),
+            (self.finished, closed_ns[part.of(batch.ok) & closed]),
+        ):
+            column.frombytes(values.tobytes())
+        tokens, chunks = part.of(batch.ints("output_tokens")), part.of(batch.ints("chunks"))
+        by_chunk = ~known(tokens) & (chunks != 0)
+        self.by_chunk += int(by_chunk.sum())
+        tokens = np.where(by_chunk, chunks, np.where(known(tokens), tokens, 0))
+        if self._windows:
+            self._credit_all(part, tokens)
+
+    def _credit_all(self, part: Part, tokens: Ints) -> None:
+        """Give the turns' tokens to the windows in which they arrived; most turns lie wholly inside one."""
+        batch = part.batch
+        first_ns, last_ns = part.of(batch.ints("first_token_ns")), part.of(batch.ints("last_token_ns"))
+        inside = self._windows_at(first_ns)
+        whole = (part.of(batch.sparse("chunks_by_second").sizes) > 0) & known(first_ns) & known(last_ns)
+        whole &= (inside >= 0) & (inside == self._windows_at(last_ns))
+        for index, credit in zip(*grouped(inside[whole], tokens[whole]), strict=True):
+            self.tokens[index] += credit
+        for place in np.flatnonzero(~whole & (tokens != 0) & self._near(part, first_ns, last_ns)).tolist():
+            self._credit(batch.turns[part.places[place]], int(tokens[place]))
+
+    def _near(self, part: Part, first_ns: Ints, last_ns: Ints) -> Mask:
+        """Turns whose answer may have come in a window at all; those of a warm-up mostly have not."""
+        arrived = part.sparse("chunks_by_second")
+        closed_ns = part.of(part.batch.ints("closed_ns"))
+        low_ns = np.full(len(part), np.iinfo(np.int64).max)
+        high_ns = np.full(len(part), ABSENT)
+        np.minimum.at(low_ns, arrived.turn, arrived.key * SECOND_NS)
+        np.maximum.at(high_ns, arrived.turn, (arrived.key + 1) * SECOND_NS)
+        for at_ns in (first_ns, last_ns, closed_ns):
+            low_ns = np.where(known(at_ns), np.minimum(low_ns, at_ns), low_ns)
+            high_ns = np.maximum(high_ns, at_ns)
+        near = np.zeros(len(part), dtype=np.bool_)
+        for window in self._windows:
+            near |= (low_ns < window.end_ns) & (high_ns >= window.start_ns)
+        return near
+
+    def _windows_at(self, at_ns: Ints) -> Ints:
+        """Index of the window that holds each instant; -1: none does."""
+        index = np.searchsorted(self._start_ns, at_ns, side="right") - 1
+        return np.where((index >= 0) & (at_ns < self._end_ns[index]), index, -1)
 
     def _session(self, turn: TurnRecord) -> None:
         end_ns = turn.due_ns if turn.closed_ns is None else turn.closed_ns

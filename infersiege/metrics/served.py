@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from infersiege.records import Outcome, ServedRequests, TurnRecord
+from infersiege.metrics.batch import Batch
+from infersiege.records import Outcome, ServedRequests
 
 
 class RequestTally:
@@ -19,12 +20,15 @@ class RequestTally:
         self.sent: Counter[str] = Counter()
         """Requests that may have reached the server, those before the last attempt included."""
 
-    def add(self, turn: TurnRecord) -> None:
-        if turn.outcome is Outcome.OK:
-            self.answered[turn.channel] += 1
-        if turn.outcome is not Outcome.SKIPPED:
-            self.sent[turn.channel] += 1
-        self.sent.update(attempt.channel for attempt in turn.earlier)
+    def add_batch(self, batch: Batch) -> None:
+        for kind, count in batch.counted():
+            if kind.outcome is Outcome.OK:
+                self.answered[kind.channel] += count
+            if kind.outcome is not Outcome.SKIPPED:
+                self.sent[kind.channel] += count
+        for turn in batch.turns:
+            if turn.earlier:
+                self.sent.update(attempt.channel for attempt in turn.earlier)
 
     def compared(self, served: Sequence[ServedRequests]) -> tuple[ServedRequests, ...]:
         """The same with what the records have."""

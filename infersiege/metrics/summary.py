@@ -23,6 +23,12 @@ def summarise(turns: Iterable[TurnRecord], facts: RunFacts) -> Summary:
     """
     collector = Collector(facts)
     collector.add_all(turns)
+    return summary_of(collector)
+
+
+def summary_of(collector: Collector) -> Summary:
+    """`summarise` of turns that were collected already; `collector.facts` are the facts."""
+    facts = collector.facts
     loads = delivered(collector)
     groups = tuple(group(cut, collector, loads) for cut in cuts(collector))
     counts = counts_of(collector.outcomes, facts.planned_turns)

@@ -85,13 +85,17 @@ def contradicts_itself(turn: TurnRecord) -> bool:
     return first is not None and last is not None and last < first
 
 
-_NOT_ASKED = frozenset({Reason.AFTER_FAILURE, Reason.TOO_LONG, Reason.BUDGET, Reason.INTERRUPTED})
+ENDS = frozenset({Reason.RUN_END, Reason.STAGE_END})
+"""Of a skipped turn: it was asked for only when it is an arrival; later turns were not due yet."""
+
+NOT_ASKED = frozenset({Reason.AFTER_FAILURE, Reason.TOO_LONG, Reason.BUDGET, Reason.INTERRUPTED, Reason.STOPPED_EARLY})
+"""Of a skipped turn: the load did not ask for it."""
 
 
 def was_asked(turn: TurnRecord) -> bool:
     """Whether the load asked for this turn: not the rest of a broken session, nor what came after the end."""
     if turn.outcome is not Outcome.SKIPPED:
         return True
-    if turn.reason in (Reason.RUN_END, Reason.STAGE_END):
-        return turn.turn == 0  # an arrival that was due and never begun; later turns were not due yet
-    return turn.reason not in _NOT_ASKED
+    if turn.reason in ENDS:
+        return turn.turn == 0
+    return turn.reason not in NOT_ASKED

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from infersiege.metrics import turn as of
+import numpy as np
+
+from infersiege.metrics.batch import Batch, Ints, Kind, Mask, batches, grouped, known, sums
+from infersiege.metrics.columns import asked, in_whole_ns, values_of
+from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.facts import RequestLimit
-from infersiege.metrics.goodput import TurnLimits
-from infersiege.metrics.histogram import bucket_of
+from infersiege.metrics.goodput import GOOD, TurnLimits
+from infersiege.metrics.histogram import buckets_of
 from infersiege.records import Outcome, Phase, Reason, TurnRecord, WindowRow
 
 SECOND_NS = 1_000_000_000
@@ -18,7 +23,19 @@ SECOND_NS = 1_000_000_000
 LONGEST_QUIET_S = 86_400
 """No turn is open for longer than a day: what says so is a damaged row, and not to be filled with seconds."""
 
+_BUCKETS: Final = 1 << 13
+"""More than a histogram of int64 has."""
+_SECONDS: Final = 1 << 35
+"""More than int64 nanoseconds have, before and after 1970."""
+
 Key = tuple[str, str, str, Phase]
+
+_DURATIONS: Final = (
+    ("attempt_ns", ("lateness",)),
+    ("first_token_ns", ("ttft", "ttft_from_due")),
+    ("ended", ("tpot", "e2e", "e2e_from_due")),
+)
+"""Instant in whose second a duration of an ok turn stands, and the durations."""
 
 
 @dataclass(slots=True)
@@ -29,15 +46,6 @@ class _Second:
     """By the name of a WindowRow field."""
     errors: Counter[str] = field(default_factory=Counter)
     histograms: dict[str, dict[int, int]] = field(default_factory=dict)
-
-    def value(self, name: str, duration_ns: float | None) -> None:
-        if duration_ns is not None:
-            # A worker's clock may put an attempt some nanoseconds before its due time.
-            counts = self.histograms.get(name)
-            if counts is None:
-                counts = self.histograms[name] = {}
-            bucket = bucket_of(max(round(duration_ns), 0))
-            counts[bucket] = counts.get(bucket, 0) + 1
 
 
 class _Series:
@@ -51,84 +59,28 @@ class _Series:
         """Second -> change of the turns in flight at its end."""
         self.users: Counter[int] = Counter()
 
-    def at(self, ns: int) -> _Second:
-        found = self.seconds.get(ns // SECOND_NS)
+    def at(self, second: int) -> _Second:
+        found = self.seconds.get(second)
         if found is None:
-            found = self.seconds[ns // SECOND_NS] = _Second()
+            found = self.seconds[second] = _Second()
         return found
 
-    def add(self, turn: TurnRecord) -> None:
-        if of.was_asked(turn):
-            self.at(turn.due_ns).counts["due"] += 1
-        if turn.sent_ns is not None:
-            self.at(turn.sent_ns).counts["sent"] += 1
-        if turn.outcome is Outcome.OK:
-            self._durations(turn)
-        self._arrivals(turn)
-        if turn.sent_ns is not None and turn.closed_ns is not None and turn.closed_ns >= turn.sent_ns:
-            self.in_flight[turn.sent_ns // SECOND_NS] += 1
-            self.in_flight[turn.closed_ns // SECOND_NS] -= 1
-        self._end(turn)
-
-    def _durations(self, turn: TurnRecord) -> None:
-        """Those of ok turns, as in every distribution of the summary."""
-        if turn.attempt_ns is not None:
-            self.at(turn.attempt_ns).value("lateness", of.lateness(turn))
-        if turn.first_token_ns is not None:
-            first = self.at(turn.first_token_ns)
-            first.value("ttft", of.ttft(turn))
-            first.value("ttft_from_due", of.ttft_from_due(turn))
-        ended = self.at(turn.due_ns if turn.closed_ns is None else turn.closed_ns)
-        ended.value("tpot", of.tpot(turn))
-        ended.value("e2e", of.e2e(turn))
-        ended.value("e2e_from_due", of.e2e_from_due(turn))
-
-    def _arrivals(self, turn: TurnRecord) -> None:
-        """Chunks, and the turn's tokens spread over them; tokens at the answer's end where there were no chunks.
-
-        Tokens stay whole: by the last second all of them were given out, so that seconds add up exactly. A turn
-        without a count is credited one token per chunk, as in throughput.
-        """
-        chunks = sum(turn.chunks_by_second.values())
-        tokens = turn.chunks if turn.output_tokens is None else turn.output_tokens
-        seen = 0
-        for second, count in sorted(turn.chunks_by_second.items()):
-            counts = self.at(second * SECOND_NS).counts
-            counts["chunks"] += count
-            if chunks > 0:
-                counts["tokens"] += tokens * (seen + count) // chunks - tokens * seen // chunks
-            seen += count
-        arrived_ns = turn.last_token_ns if turn.last_token_ns is not None else turn.closed_ns
-        if tokens and chunks <= 0 and arrived_ns is not None:
-            self.at(arrived_ns).counts["tokens"] += tokens
-
-    def _end(self, turn: TurnRecord) -> None:
-        ended = self.at(turn.due_ns if turn.closed_ns is None else turn.closed_ns)
-        if turn.outcome is not Outcome.LOST:
-            ended.counts[turn.outcome.value] += 1
-        if turn.output_tokens is not None:
-            ended.counts["output_tokens"] += turn.output_tokens
-        if turn.outcome is Outcome.FAILED:
-            ended.errors[str(turn.error_class) if turn.error_class is not None else "unknown"] += 1
-        if self.limits and self.limits.judged(turn) == "good":
-            ended.counts["good"] += 1
-
-    def rows(self) -> Iterator[WindowRow]:
+    def take_rows(self) -> Iterator[WindowRow]:
         in_flight = users = 0
-        known = sorted({*self.seconds, *self.in_flight, *self.users})
-        for place, second in enumerate(known):
+        known_seconds = sorted({*self.seconds, *self.in_flight, *self.users})
+        for place, second in enumerate(known_seconds):
             in_flight += self.in_flight.get(second, 0)
             users += self.users.get(second, 0)
             yield self._row(second, in_flight, users)
             if in_flight or users:
                 # A second in which nothing happened still had turns open.
-                until = known[place + 1] if place + 1 < len(known) else second + 1
+                until = known_seconds[place + 1] if place + 1 < len(known_seconds) else second + 1
                 for quiet in range(second + 1, min(until, second + LONGEST_QUIET_S)):
                     yield self._row(quiet, in_flight, users)
 
     def _row(self, second: int, in_flight: int, users: int) -> WindowRow:
         scenario, channel, stage, phase = self.key
-        one = self.seconds.get(second) or _Second()
+        one = self.seconds.pop(second, None) or _Second()
         values: dict[str, Any] = ({"good": 0} if self.limits else {}) | dict(one.counts)
         values |= {name: dict(sorted(counts.items())) for name, counts in one.histograms.items()}
         return WindowRow(
@@ -142,6 +94,202 @@ class _Series:
             errors=dict(sorted(one.errors.items())),
             **values,
         )
+
+
+class Windows:
+    """Filled with the turns of a run, batch by batch; `take_rows` gives what `windows` promises."""
+
+    def __init__(self, limits: Sequence[RequestLimit] = (), streamed: Mapping[str, bool] | None = None) -> None:
+        self._limits = limits
+        self._streamed = streamed or {}
+        self._series: dict[Key, int] = {}
+        self._list: list[_Series] = []
+        self._lives = _Lives()
+
+    def add_batch(self, batch: Batch) -> None:
+        if not batch.turns:
+            return
+        own = batch.numbered(self._number)
+        at_ns = {name: batch.ints(name) for name in ("due_ns", "sent_ns", "attempt_ns", "first_token_ns", "closed_ns")}
+        closed_ns = at_ns["closed_ns"]
+        at_ns["ended"] = np.where(known(closed_ns), closed_ns, at_ns["due_ns"])
+        self._count("due", own, at_ns["due_ns"], asked(batch))
+        self._count("sent", own, at_ns["sent_ns"], known(at_ns["sent_ns"]))
+        for instant, names in _DURATIONS:
+            self._durations(batch, own, at_ns[instant], names)
+        self._arrivals(batch, own)
+        self._in_flight(own, at_ns["sent_ns"], closed_ns)
+        self._ends(batch, own, at_ns["ended"])
+        self._lives.add_batch(batch, own)
+
+    def take_rows(self) -> list[WindowRow]:
+        """As `windows`. What was counted is given away, so that it is not in memory twice: nothing is left here."""
+        self._lives.count(self._list)
+        rows: list[WindowRow] = []
+        while self._list:
+            rows += self._list.pop().take_rows()
+        return sorted(rows, key=lambda row: (row.second, row.scenario, row.channel, row.stage, row.phase))
+
+    def _number(self, kind: Kind) -> int:
+        key = (kind.scenario, kind.channel, kind.stage, kind.phase)
+        number = self._series.get(key)
+        if number is None:
+            number = self._series[key] = len(self._list)
+            streamed = self._streamed.get(kind.channel, True)
+            self._list.append(_Series(key, TurnLimits(self._limits, key[:3], streamed=streamed)))
+        return number
+
+    def _at(self, code: int) -> _Second:
+        number, second = divmod(code, _SECONDS)
+        return self._list[number].at(second - _SECONDS // 2)
+
+    def _count(self, name: str, own: Ints, at_ns: Ints, mask: Mask, weights: Ints | None = None) -> None:
+        """Add turns, or their weights, to a count in the seconds of these instants."""
+        codes = _codes(own[mask], at_ns[mask] // SECOND_NS)
+        for code, count in zip(*grouped(codes, None if weights is None else weights[mask]), strict=True):
+            self._at(code).counts[name] += count
+
+    def _durations(self, batch: Batch, own: Ints, at_ns: Ints, names: Sequence[str]) -> None:
+        """Those of ok turns, as in every distribution of the summary."""
+        happened = batch.ok & known(at_ns)
+        codes, places = np.unique(_codes(own[happened], at_ns[happened] // SECOND_NS), return_inverse=True)
+        seconds = [self._at(code) for code in codes.tolist()]
+        for name in names:
+            found = values_of(batch, METRICS[name])
+            given = found.given[happened]
+            # A worker's clock may put an attempt some nanoseconds before its due time.
+            buckets = buckets_of(np.maximum(in_whole_ns(found)[happened][given], 0))
+            for place, count in zip(*grouped(places[given] * _BUCKETS + buckets), strict=True):
+                second, bucket = divmod(place, _BUCKETS)
+                counts = seconds[second].histograms.setdefault(name, {})
+                counts[bucket] = counts.get(bucket, 0) + count
+
+    def _arrivals(self, batch: Batch, own: Ints) -> None:
+        """Chunks, and the turn's tokens spread over them; tokens at the answer's end where there were no chunks.
+
+        Tokens stay whole: by the last second all of them were given out, so that seconds add up exactly. A turn
+        without a count is credited one token per chunk, as in throughput.
+        """
+        found = batch.sparse("chunks_by_second")
+        turn, second, count = found.turn, found.key, found.count
+        if np.any((turn[1:] == turn[:-1]) & (second[1:] < second[:-1])):
+            order = np.lexsort((second, turn))
+            turn, second, count = turn[order], second[order], count[order]
+        output = batch.ints("output_tokens")
+        tokens = np.where(known(output), output, batch.ints("chunks"))
+        chunks = sums(turn, count, len(batch))
+        # Chunks of the same turn in earlier seconds: those of all before, less those of the turns before.
+        seen = np.cumsum(count) - count - (np.cumsum(chunks) - chunks)[turn]
+        of_turn = np.maximum(chunks, 1)[turn]
+        spread = tokens[turn] * (seen + count) // of_turn - tokens[turn] * seen // of_turn
+        series, all_ = own[turn], np.ones(turn.size, dtype=np.bool_)
+        self._count("chunks", series, second * SECOND_NS, all_, count)
+        self._count("tokens", series, second * SECOND_NS, chunks[turn] > 0, spread)
+        last_ns, closed_ns = batch.ints("last_token_ns"), batch.ints("closed_ns")
+        arrived_ns = np.where(known(last_ns), last_ns, closed_ns)
+        self._count("tokens", own, arrived_ns, (tokens != 0) & (chunks <= 0) & known(arrived_ns), tokens)
+
+    def _in_flight(self, own: Ints, sent_ns: Ints, closed_ns: Ints) -> None:
+        open_ = known(sent_ns) & known(closed_ns) & (closed_ns >= sent_ns)
+        for at_ns, change in ((sent_ns, 1), (closed_ns, -1)):
+            for code, count in zip(*grouped(_codes(own[open_], at_ns[open_] // SECOND_NS)), strict=True):
+                number, second = divmod(code, _SECONDS)
+                self._list[number].in_flight[second - _SECONDS // 2] += change * count
+
+    def _ends(self, batch: Batch, own: Ints, ended_ns: Ints) -> None:
+        for outcome in Outcome:
+            mask = batch.where(lambda kind, outcome=outcome: kind.outcome is outcome)  # type: ignore[misc]
+            if outcome is not Outcome.LOST:
+                self._count(outcome.value, own, ended_ns, mask)
+                continue
+            for code in grouped(_codes(own[mask], ended_ns[mask] // SECOND_NS))[0]:
+                self._at(code)  # nothing is counted of a lost turn, but its second is there
+        output = batch.ints("output_tokens")
+        self._count("output_tokens", own, ended_ns, known(output), output)
+        for place in batch.places(batch.where(lambda kind: kind.outcome is Outcome.FAILED)):
+            failed = batch.turns[place]
+            errors = self._list[own[place]].at(int(ended_ns[place]) // SECOND_NS).errors
+            errors[str(failed.error_class) if failed.error_class is not None else "unknown"] += 1
+        for number in np.unique(own).tolist():
+            limits = self._list[number].limits
+            if limits:
+                mask = own == number
+                self._count("good", own, ended_ns, mask & (limits.judged_all(batch) == GOOD))
+
+
+_CUT_SHORT: Final = frozenset(
+    {Reason.RUN_END, Reason.STAGE_END, Reason.INTERRUPTED, Reason.BUDGET, Reason.STOPPED_EARLY}
+)
+
+
+class _Lives:
+    """When each session was alive: from its first due time to its last end, think time included."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str, str], int] = {}
+        """(scenario, channel, session) -> number, of those that began."""
+        self._session, self._due_ns, self._closed_ns, self._series = (array("q") for _ in range(4))
+        """Of each turn that was begun and ended."""
+        self._thinking: dict[tuple[str, str, str], int] = {}
+
+    def add_batch(self, batch: Batch, own: Ints) -> None:
+        """`own`: the series of each turn."""
+        begun = known(batch.ints("attempt_ns")) & known(batch.ints("closed_ns"))
+        numbers = self._numbers
+        names = (_session_of(batch.turns[place]) for place in batch.places(begun))
+        self._session.extend([numbers.setdefault(name, len(numbers)) for name in names])
+        for column, values in (
+            (self._due_ns, batch.ints("due_ns")),
+            (self._closed_ns, batch.ints("closed_ns")),
+            (self._series, own),
+        ):
+            column.frombytes(values[begun].tobytes())
+        for place in batch.places(~begun & batch.where(lambda kind: kind.reason in _CUT_SHORT)):
+            turn = batch.turns[place]
+            name = _session_of(turn)
+            self._thinking[name] = max(turn.due_ns, self._thinking.get(name, turn.due_ns))
+
+    def count(self, series: Sequence[_Series]) -> None:
+        """Count each session as a user of each turn's key from its due time to the next turn's."""
+        if not self._session:
+            return
+        session, due_ns, closed_ns, of = (
+            np.frombuffer(column, dtype=np.int64)
+            for column in (self._session, self._due_ns, self._closed_ns, self._series)
+        )
+        last_ns = int(closed_ns.max())
+        # One that the end of the load met in its think time was alive until then.
+        until_ns = np.zeros(len(self._numbers), dtype=np.int64)
+        for name, thought_ns in self._thinking.items():
+            number = self._numbers.get(name)
+            if number is not None:
+                until_ns[number] = min(thought_ns, last_ns)
+        order = np.lexsort((_ranks(series)[of], closed_ns, due_ns, session))
+        session, due_ns, closed_ns, of = session[order], due_ns[order], closed_ns[order], of[order]
+        end_ns = np.maximum(np.maximum(closed_ns, due_ns), until_ns[session])
+        follows = session[1:] == session[:-1]
+        end_ns[:-1][follows] = due_ns[1:][follows]
+        for at_ns, change in ((due_ns, 1), (end_ns, -1)):
+            for code, count in zip(*grouped(_codes(of, at_ns // SECOND_NS)), strict=True):
+                number, second = divmod(code, _SECONDS)
+                series[number].users[second - _SECONDS // 2] += change * count
+
+
+def _ranks(series: Sequence[_Series]) -> Ints:
+    """Place of each series in the order of their keys."""
+    order = sorted(range(len(series)), key=lambda number: series[number].key)
+    ranks = np.empty(len(series), dtype=np.int64)
+    ranks[order] = np.arange(len(series))
+    return ranks
+
+
+def _session_of(turn: TurnRecord) -> tuple[str, str, str]:
+    return turn.scenario, turn.channel, turn.session_id
+
+
+def _codes(series: Ints, seconds: Ints) -> Ints:
+    """One number for a series and a second."""
+    return series * _SECONDS + (seconds + _SECONDS // 2)
 
 
 def windows(
@@ -158,32 +306,7 @@ def windows(
     `limits` are the plan's per-request limits (`gate.request_limits`), behind `good`; `streamed` says of each channel
     whether it was asked for streams (one that is not named was).
     """
-    streams = streamed or {}
-    series: dict[Key, _Series] = {}
-    sessions: dict[tuple[str, str, str], list[tuple[int, int, Key]]] = {}
-    thinking: dict[tuple[str, str, str], int] = {}
-    last_ns = 0
-    for turn in turns:
-        key = (turn.scenario, turn.channel, turn.stage, turn.phase)
-        if key not in series:
-            series[key] = _Series(key, TurnLimits(limits, key[:3], streamed=streams.get(turn.channel, True)))
-        series[key].add(turn)
-        session = (turn.scenario, turn.channel, turn.session_id)
-        if turn.attempt_ns is not None and turn.closed_ns is not None:
-            sessions.setdefault(session, []).append((turn.due_ns, turn.closed_ns, key))
-            last_ns = max(last_ns, turn.closed_ns)
-        elif turn.reason in (Reason.RUN_END, Reason.STAGE_END, Reason.INTERRUPTED, Reason.BUDGET):
-            thinking[session] = max(turn.due_ns, thinking.get(session, turn.due_ns))
-    for session, parts in sessions.items():
-        # One that the end of the load met in its think time was alive until then.
-        _alive(sorted(parts), series, until_ns=min(thinking.get(session, 0), last_ns))
-    rows = [row for one in series.values() for row in one.rows()]
-    return sorted(rows, key=lambda row: (row.second, row.scenario, row.channel, row.stage, row.phase))
-
-
-def _alive(parts: list[tuple[int, int, Key]], series: dict[Key, _Series], *, until_ns: int) -> None:
-    """Count one session as a user of each turn's key from its due time to the next turn's, think time included."""
-    for index, (due_ns, closed_ns, key) in enumerate(parts):
-        end_ns = parts[index + 1][0] if index + 1 < len(parts) else max(closed_ns, due_ns, until_ns)
-        series[key].users[due_ns // SECOND_NS] += 1
-        series[key].users[end_ns // SECOND_NS] -= 1
+    made = Windows(limits, streamed)
+    for batch in batches(turns):
+        made.add_batch(batch)
+    return made.take_rows()

@@ -24,7 +24,7 @@ class EarlierAttempt(msgspec.Struct, frozen=True, kw_only=True):
     bytes_out: int = 0
 
 
-class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The product of a run: one row of turns.jsonl per turn of every planned session (docs/metrics.md).
 
     Instants in ns since the Unix epoch on the master's clock. None means "did not happen" or "not known".

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
+from infersiege.metrics.batch import Batch, Ints, Mask, batches, grouped, known
+from infersiege.metrics.columns import in_whole_ns, values_of
 from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.histogram import Histogram
-from infersiege.records import Outcome, Phase, TurnRecord
+from infersiege.metrics.parts import Part, parts
+from infersiege.records import Outcome, TurnRecord
 from infersiege.redact import scrub
 from infersiege.report.numbers import SECOND_NS
 
@@ -62,7 +66,7 @@ class ByTurn:
 
 
 class Collected(msgspec.Struct, kw_only=True):
-    """Filled turn by turn with `add`; nothing in it grows with the number of turns."""
+    """Filled with `add_batch`; nothing in it grows with the number of turns."""
 
     shapes: dict[tuple[str, str], Histogram] = {}
     """(scenario, metric) -> distribution in ns over ok turns of phase steady, gaps apart."""
@@ -89,48 +93,46 @@ class Collected(msgspec.Struct, kw_only=True):
         """Ok turns of phase steady by E2E, slowest first."""
         return sorted(self._heap, reverse=True)
 
-    def add(self, turn: TurnRecord) -> None:
-        """Take one turn; it is not kept."""
-        _tokens(self, turn)
-        for flag in turn.flags:
-            self.flags[flag] = self.flags.get(flag, 0) + 1
-        if turn.outcome is Outcome.OK:
-            if turn.phase is Phase.STEADY:
-                _ok(self, self._heap, turn)
-        elif turn.outcome is Outcome.FAILED:
-            _failed(self, turn)
-        else:
-            why = f"{turn.outcome.value}: {'no reason given' if turn.reason is None else turn.reason.value}"
-            self.reasons[why] = self.reasons.get(why, 0) + 1
+    def add_batch(self, batch: Batch) -> None:
+        """Take some turns; they are not kept."""
+        _tokens(self, batch)
+        for kind, count in batch.counted():
+            if kind.outcome not in (Outcome.OK, Outcome.FAILED):
+                why = f"{kind.outcome.value}: {'no reason given' if kind.reason is None else kind.reason.value}"
+                self.reasons[why] = self.reasons.get(why, 0) + count
+        for turn in batch.turns:
+            for flag in turn.flags:
+                self.flags[flag] = self.flags.get(flag, 0) + 1
+        for place in batch.places(batch.where(lambda kind: kind.outcome is Outcome.FAILED)):
+            _failed(self, batch.turns[place])
+        shown = batch.ok & batch.steady
+        for scenario, part in parts(batch, lambda kind: kind.scenario):
+            _shapes(self, scenario, part, part.of(shown))
+            _by_turn(self, scenario, part, part.of(shown))
+        _keep_slowest(self._heap, batch, shown)
 
 
-_PER_TURN = tuple((name, METRICS[name].per_turn) for name in ("ttft", "tpot", "e2e", "lateness"))
-
-
-def durations(turn: TurnRecord) -> Iterator[tuple[str, int]]:
-    """(metric, ns) of one turn for the metrics of `SHAPES` that it gives, gaps apart."""
-    for name, value_of in _PER_TURN:
-        value = None if value_of is None else value_of(turn)
-        if value is not None and value >= 0:
-            yield name, round(value)
-    if turn.first_token_slack_ns is not None:
-        yield "slack", turn.first_token_slack_ns
+_PER_TURN = tuple(METRICS[name] for name in ("ttft", "tpot", "e2e", "lateness"))
 
 
 def collect(turns: Iterable[TurnRecord]) -> Collected:
     """All turns in one go."""
     made = Collected()
-    for turn in turns:
-        made.add(turn)
+    for batch in batches(turns):
+        made.add_batch(batch)
     return made
 
 
-def _tokens(made: Collected, turn: TurnRecord) -> None:
-    if turn.chunks <= 0 or turn.output_tokens is None:
-        return
-    each = turn.output_tokens / turn.chunks
-    for second, chunks in turn.chunks_by_second.items():
-        made.tokens_by_second[second] = made.tokens_by_second.get(second, 0.0) + chunks * each
+def _tokens(made: Collected, batch: Batch) -> None:
+    chunks, output = batch.ints("chunks"), batch.ints("output_tokens")
+    told = (chunks > 0) & known(output)
+    each = np.where(told, output, 0) / np.where(told, chunks, 1)
+    found = batch.sparse("chunks_by_second")
+    entries = told[found.turn]
+    seconds, inverse = np.unique(found.key[entries], return_inverse=True)
+    tokens = np.bincount(inverse, weights=found.count[entries] * each[found.turn[entries]], minlength=seconds.size)
+    for second, count in zip(seconds.tolist(), tokens.tolist(), strict=True):
+        made.tokens_by_second[second] = made.tokens_by_second.get(second, 0.0) + count
 
 
 def _failed(made: Collected, turn: TurnRecord) -> None:
@@ -144,54 +146,71 @@ def _failed(made: Collected, turn: TurnRecord) -> None:
     seconds[ended // SECOND_NS] = seconds.get(ended // SECOND_NS, 0) + 1
 
 
-def _shape(made: Collected, scenario: str, metric: str) -> Histogram:
-    key = (scenario, metric)
-    found = made.shapes.get(key)
-    if found is None:
-        found = made.shapes[key] = Histogram()
-    return found
+def _shape(made: Collected, scenario: str, metric: str, values_ns: Ints) -> None:
+    if values_ns.size:
+        made.shapes.setdefault((scenario, metric), Histogram()).add_many(values_ns)
 
 
-def _ok(made: Collected, heap: list[Slow], turn: TurnRecord) -> None:
-    values = dict(durations(turn))
-    for metric, ns in values.items():
-        _shape(made, turn.scenario, metric).add(ns)
-    if turn.gaps:
-        gaps = made.gaps.setdefault(turn.scenario, {})
-        for bucket, count in turn.gaps.items():
+def _shapes(made: Collected, scenario: str, part: Part, shown: Mask) -> None:
+    """Whole distributions of what is shown of a scenario."""
+    for metric in _PER_TURN:
+        found = values_of(part.batch, metric)
+        values_ns = part.of(in_whole_ns(found))
+        _shape(made, scenario, metric.name, values_ns[shown & part.of(found.given) & (values_ns >= 0)])
+    slack_ns = part.of(part.batch.ints("first_token_slack_ns"))
+    _shape(made, scenario, "slack", slack_ns[shown & known(slack_ns)])
+    entries = part.sparse("gaps")
+    counted = shown[entries.turn]
+    if counted.any():
+        gaps = made.gaps.setdefault(scenario, {})
+        for bucket, count in zip(*grouped(entries.key[counted], entries.count[counted]), strict=True):
             gaps[bucket] = gaps.get(bucket, 0) + count
-    if "e2e" in values:
-        _keep_slowest(heap, turn, values)
-    key = (turn.scenario, min(turn.turn, TURN_NUMBERS))
-    row = made.by_turn.get(key)
-    if row is None:
-        row = made.by_turn[key] = ByTurn()
-    row.n += 1
-    if "ttft" in values:
-        row.ttft.add(values["ttft"])
-    if turn.prompt_tokens is not None:
-        row.prompt += turn.prompt_tokens
-        row.prompt_n += 1
-        if turn.cached_tokens is not None:
-            row.cached += turn.cached_tokens
-            row.known_cache_prompt += turn.prompt_tokens
 
 
-def _keep_slowest(heap: list[Slow], turn: TurnRecord, values: dict[str, int]) -> None:
-    slow = Slow(
-        values["e2e"],
-        turn.request_id,
-        turn.session_id,
-        turn.turn,
-        turn.scenario,
-        turn.channel,
-        turn.due_ns,
-        values.get("ttft"),
-        turn.prompt_tokens,
-        turn.output_tokens,
-        turn.finish_reason,
-    )
-    if len(heap) < SLOWEST:
-        heapq.heappush(heap, slow)
-    elif slow > heap[0]:
-        heapq.heapreplace(heap, slow)
+def _by_turn(made: Collected, scenario: str, part: Part, shown: Mask) -> None:
+    batch = part.batch
+    numbers = np.minimum(part.of(batch.ints("turn")), TURN_NUMBERS)
+    ttft = values_of(batch, METRICS["ttft"])
+    given, ttft_ns = part.of(ttft.given), part.of(in_whole_ns(ttft))
+    prompt, cached = part.of(batch.ints("prompt_tokens")), part.of(batch.ints("cached_tokens"))
+    for number in np.unique(numbers[shown]).tolist():
+        row = made.by_turn.setdefault((scenario, number), ByTurn())
+        mask = shown & (numbers == number)
+        row.n += int(mask.sum())
+        row.ttft.add_many(ttft_ns[mask & given])
+        told = mask & known(prompt)
+        row.prompt += int(prompt[told].sum())
+        row.prompt_n += int(told.sum())
+        both = told & known(cached)
+        row.cached += int(cached[both].sum())
+        row.known_cache_prompt += int(prompt[both].sum())
+
+
+def _keep_slowest(heap: list[Slow], batch: Batch, shown: Mask) -> None:
+    found = values_of(batch, METRICS["e2e"])
+    e2e_ns = in_whole_ns(found)
+    places = np.flatnonzero(shown & found.given)
+    if places.size > SLOWEST:
+        # All that are as slow as the last of the slowest: of equals, their names decide.
+        least_ns = np.partition(e2e_ns[places], -SLOWEST)[-SLOWEST]
+        places = places[e2e_ns[places] >= least_ns]
+    ttft = values_of(batch, METRICS["ttft"])
+    for place in places.tolist():
+        turn = batch.turns[place]
+        slow = Slow(
+            int(e2e_ns[place]),
+            turn.request_id,
+            turn.session_id,
+            turn.turn,
+            turn.scenario,
+            turn.channel,
+            turn.due_ns,
+            int(ttft.values[place]) if ttft.given[place] else None,
+            turn.prompt_tokens,
+            turn.output_tokens,
+            turn.finish_reason,
+        )
+        if len(heap) < SLOWEST:
+            heapq.heappush(heap, slow)
+        elif slow > heap[0]:
+            heapq.heapreplace(heap, slow)

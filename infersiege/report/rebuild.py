@@ -5,7 +5,7 @@ Series of GPUs and engines (telemetry/*.jsonl) add what they saw, where there ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,13 +14,15 @@ from infersiege import gate, resources
 from infersiege.cost import settle
 from infersiege.errors import InfersiegeError, RunDirectoryError
 from infersiege.metrics import client
+from infersiege.metrics.batch import Batch, Observer
+from infersiege.metrics.collect import Collector
 from infersiege.metrics.facts import AskedLoad, RunFacts, SteadyWindow
 from infersiege.metrics.served import RequestTally, disagreements
-from infersiege.metrics.summary import summarise
-from infersiege.metrics.windows import windows
+from infersiege.metrics.summary import summary_of
+from infersiege.metrics.windows import Windows
 from infersiege.plan.schema import Plan
 from infersiege.plan.streams import Stream, streams_of
-from infersiege.records import ClientHealth, EventRow, SeriesRow, Summary, TurnRecord, Verdict, WindowRow
+from infersiege.records import ClientHealth, EventRow, SeriesRow, Summary, Verdict, WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.html import render
 from infersiege.rundir import SERIES, PlanFile, RunDirectory, StageFacts, StreamFacts, span_of_run
@@ -56,10 +58,15 @@ class _Span:
         self.first_ns: int | None = None
         self.last_ns: int | None = None
 
-    def add(self, turn: TurnRecord) -> None:
-        last = max(at for at in (turn.due_ns, turn.sent_ns, turn.closed_ns) if at is not None)
-        self.first_ns = turn.due_ns if self.first_ns is None else min(self.first_ns, turn.due_ns)
-        self.last_ns = last if self.last_ns is None else max(self.last_ns, last)
+    def add_batch(self, batch: Batch) -> None:
+        if not batch.turns:
+            return
+        due_ns = batch.ints("due_ns")
+        # An absent instant is the smallest number of all.
+        last_ns = max(int(batch.ints(name).max()) for name in ("due_ns", "sent_ns", "closed_ns"))
+        first_ns = int(due_ns.min())
+        self.first_ns = first_ns if self.first_ns is None else min(self.first_ns, first_ns)
+        self.last_ns = last_ns if self.last_ns is None else max(self.last_ns, last_ns)
 
 
 def _loads(plan: Plan, stages: Sequence[StageFacts]) -> Iterator[AskedLoad]:
@@ -126,39 +133,33 @@ def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequen
     )
 
 
-def _watched(
-    turns: Iterable[TurnRecord], watchers: Sequence[Collected | _Span | client.ClientWatch | RequestTally]
-) -> Iterator[TurnRecord]:
-    """The same turns, seen by the watchers on the way: one pass for all."""
-    for turn in turns:
-        for watcher in watchers:
-            watcher.add(turn)
-        yield turn
-
-
-def read(run: RunDirectory) -> Rebuilt:
+def read(run: RunDirectory, also: Sequence[Observer] = ()) -> Rebuilt:
     """Read the run and put its figures together; writes nothing.
 
-    Two passes over the turns, none of which is kept. Raises RunDirectoryError: a file is missing, damaged or of a newer
+    One pass over the turns, none of which is kept; a run that did not end by itself takes one more before it, to learn
+    when it did. `also`: who else wants to see them. Raises RunDirectoryError: a file is missing, damaged or of a newer
     schema.
     """
     file = run.read_plan()
     noticed: list[str] = []
     damage: list[str] = []
     """Of the series: told after everything else."""
-    collected, seen, clients, requests = Collected(), _Span(), client.ClientWatch(), RequestTally()
-    turns = run.read_turns(noticed.append, span=span_of_run(file.created_ns, file.ended_ns))
-    plan = file.typed_plan()
-    streamed = {name: channel.stream for name, channel in plan.channels.items()}
-    rows = windows(
-        _watched(turns, (collected, seen, clients, requests)), limits=gate.request_limits(plan.slos), streamed=streamed
-    )
+    started_ns, ended_ns = _when(run, file)
+    facts = run_facts(file, started_ns=started_ns, ended_ns=ended_ns)
+    rows, collector = Windows(facts.limits, facts.streamed), Collector(facts)
+    collected, clients, requests = Collected(), client.ClientWatch(), RequestTally()
+    observers: tuple[Observer, ...] = (rows, collector, collected, clients, requests, *also)
+    for batch in run.read_turn_batches(noticed.append, span=span_of_run(file.created_ns, file.ended_ns)):
+        for observer in observers:
+            observer.add_batch(batch)
     events = _events(run, noticed)
-    started_ns = next((at for at in (file.started_ns, seen.first_ns) if at is not None), file.created_ns)
-    ended_ns = next((at for at in (file.ended_ns, seen.last_ns) if at is not None), started_ns)
-    facts = run_facts(file, started_ns=started_ns, ended_ns=ended_ns, noticed=noticed)
-    facts = msgspec.structs.replace(facts, clients=client.summaries(_health(run, damage), clients, facts.steady))
-    summary = summarise(run.read_turns(), facts)
+    collector.facts = msgspec.structs.replace(
+        facts,
+        warnings=(*facts.warnings, *noticed),
+        clients=client.summaries(_health(run, damage), clients, facts.steady),
+    )
+    summary = summary_of(collector)
+    plan = file.typed_plan()
     watched = _gathered(run, file, plan, (started_ns, ended_ns), damage)
     found = resources.stages(watched, summary, facts.steady)
     served = requests.compared(file.served)
@@ -175,7 +176,24 @@ def read(run: RunDirectory) -> Rebuilt:
         ),
     )
     summary = settle(summary, {name: channel.price for name, channel in plan.channels.items()})
-    return Rebuilt(summary=summary, plan=file, windows=tuple(rows), collected=collected, events=events, watched=watched)
+    return Rebuilt(
+        summary=summary,
+        plan=file,
+        windows=tuple(rows.take_rows()),
+        collected=collected,
+        events=events,
+        watched=watched,
+    )
+
+
+def _when(run: RunDirectory, file: PlanFile) -> tuple[int, int]:
+    """(start, end) of the run in ns, from its turns where the plan does not tell."""
+    seen = _Span()
+    if file.started_ns is None or file.ended_ns is None:
+        for batch in run.read_turn_batches(span=span_of_run(file.created_ns, file.ended_ns)):
+            seen.add_batch(batch)
+    started_ns = next((at for at in (file.started_ns, seen.first_ns) if at is not None), file.created_ns)
+    return started_ns, next((at for at in (file.ended_ns, seen.last_ns) if at is not None), started_ns)
 
 
 def _health(run: RunDirectory, damage: list[str]) -> Iterator[ClientHealth]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
 from infersiege.errors import InternalError, RunDirectoryError, UsageError
+from infersiege.metrics.batch import Batch
 from infersiege.records import (
     SCHEMA_VERSION,
     ClientHealth,
@@ -20,7 +21,7 @@ from infersiege.records import (
     TurnRecord,
     WindowRow,
 )
-from infersiege.rundir.damage import Span, damage_of
+from infersiege.rundir.damage import Span, first_damage
 from infersiege.rundir.files import (
     Appender,
     Versioned,
@@ -46,13 +47,9 @@ from infersiege.rundir.names import (
     default_path,
 )
 from infersiege.rundir.planfile import PlanFile
-
-_ROWS_PER_READ: Final = 1 << 20
+from infersiege.rundir.rows import UNREADABLE, decoded
 
 T = TypeVar("T")
-
-UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What a decoder raises for bytes that are no row: RecursionError for lists in lists in lists."""
 
 
 class RunDirectory:
@@ -280,15 +277,23 @@ class RunDirectory:
         line raises RunDirectoryError with its line number; with `span` (the time of the run) so does one that holds
         what no turn of it can have, such as a negative count or an instant of another year.
         """
-        rows = self._rows(TURNS, TurnRecord, on_torn)
-        if span is None:
-            yield from rows
-            return
-        for number, turn in enumerate(rows, 1):
-            damage = damage_of(turn, span)
+        for batch in self.read_turn_batches(on_torn, span=span):
+            yield from batch.turns
+
+    def read_turn_batches(
+        self, on_torn: Callable[[str], None] | None = None, *, span: Span | None = None
+    ) -> Iterator[Batch]:
+        """As `read_turns`, some thousands of turns at a time: several times faster, for whoever looks at columns."""
+        before = 0
+        for rows in self._blocks(TURNS, TurnRecord, on_torn):
+            batch = Batch(rows)
+            damage = None if span is None else first_damage(batch, span)
             if damage is not None:
-                raise bad_line(self.path / TURNS, number, b"", ValueError(f"no turn can have this: {damage}"))
-            yield turn
+                place, what = damage
+                number = before + place + 1
+                raise bad_line(self.path / TURNS, number, b"", ValueError(f"no turn can have this: {what}"))
+            yield batch
+            before += len(rows)
 
     def read_windows(self) -> Iterator[WindowRow]:
         """As `read_turns`."""
@@ -319,22 +324,14 @@ class RunDirectory:
         return self._write(str(path.relative_to(self.path)), msgspec.json.Encoder().encode_lines(rows))
 
     def _rows(self, file: str, kind: type[T], on_torn: Callable[[str], None] | None) -> Iterator[T]:
+        for rows in self._blocks(file, kind, on_torn):
+            yield from rows
+
+    def _blocks(self, file: str, kind: type[T], on_torn: Callable[[str], None] | None) -> Iterator[list[T]]:
         path = self.path / file
-        decode = msgspec.json.Decoder(kind).decode
+        decoder = msgspec.json.Decoder(kind)
         try:
-            with path.open("rb", buffering=_ROWS_PER_READ) as lines:
-                for number, line in enumerate(lines, 1):
-                    try:
-                        row = decode(line)
-                    except UNREADABLE as error:
-                        if line.endswith(b"\n"):
-                            raise bad_line(path, number, line, error) from None
-                        if on_torn is not None:
-                            on_torn(
-                                f"{path}:{number}: the last line is torn ({len(line)} bytes): the run crashed; left out"
-                            )
-                        return
-                    yield row
+            yield from decoded(path, decoder, on_torn)
         except OSError as error:
             raise self._unreadable(file, error) from None
 
