@@ -16,17 +16,7 @@ from locust.exception import RPCError
 
 from infersiege.errors import InfersiegeError, RunInvalidError, UsageError
 from infersiege.plan.schema import Plan
-from infersiege.records import (
-    Ack,
-    Bye,
-    Drain,
-    EventRow,
-    Reason,
-    Refusal,
-    Report,
-    Segment,
-    Spending,
-)
+from infersiege.records import Ack, Bye, Drain, EventRow, Reason, Refusal, Report, Segment, Spending
 from infersiege.report.live import LiveView
 from infersiege.rundir import RunDirectory
 from infersiege.swarm import messages
@@ -294,9 +284,11 @@ class Master:
             return
 
         def over() -> bool:
-            alive = self.fleet.members()
-            late = time.monotonic_ns() > ending.at_ns + ending.drain_ns + FAREWELL_NS
-            return late or all(worker.bye is not None for worker in alive)
+            # A master that is late has farewells before it that it has not heard yet.
+            now_ns = time.monotonic_ns()
+            heard_ns = max(min(now_ns, self._runner.server.heard_until_ns), now_ns - FAREWELL_NS)
+            late = heard_ns > ending.at_ns + ending.drain_ns + FAREWELL_NS
+            return late or all(worker.bye is not None for worker in self.fleet.members())
 
         self._loop(over)
 
