@@ -16,6 +16,7 @@ from infersiege.metrics.histogram import Histogram
 from infersiege.records import WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.numbers import SECOND_NS, count, number, printable
+from infersiege.report.words import ENGLISH, Words
 from infersiege.rundir import StageFacts
 
 Figure = dict[str, Any]
@@ -163,8 +164,15 @@ class Series:
     """Everything over time, from windows.jsonl's rows."""
 
     def __init__(
-        self, windows: Sequence[WindowRow], collected: Collected, stages: Sequence[StageFacts], start_ns: int
+        self,
+        windows: Sequence[WindowRow],
+        collected: Collected,
+        stages: Sequence[StageFacts],
+        start_ns: int,
+        say: Words = ENGLISH,
     ) -> None:
+        self.say = say
+        self.start_ns = start_ns
         seconds = [row.second for row in windows] + list(collected.tokens_by_second)
         start = start_ns // SECOND_NS
         self.bins = Bins(start, max(seconds, default=start))
@@ -175,9 +183,10 @@ class Series:
         self._until = self.bins.n * self.bins.width
 
     def over_time(self, y_title: str, **more: Any) -> Figure:
-        """Layout of a chart on the time axis that all of them share, with the run's phases."""
-        made = layout_of(y_title, shapes=self.shapes, **more)
+        """Layout of a chart on the time axis that all of them share, with the run's phases: they zoom together."""
+        made = layout_of(y_title, shapes=self.shapes, meta="time", **more)
         made["xaxis"]["range"] = [0, self._until]
+        made["xaxis"]["title"]["text"] = self.say("seconds since start")
         return made
 
     def _count(self, what: Callable[[WindowRow], int]) -> list[float]:
@@ -191,83 +200,104 @@ class Series:
 
     def load(self) -> Chart:
         """Due, sent, finished and failed turns per second."""
+        say = self.say
         due, sent = self._count(lambda row: row.due), self._count(lambda row: row.sent)
         done, failed = self._count(lambda row: row.ok), self._count(lambda row: row.failed)
         data = [
-            line_of("due", self.x, due, PALETTE[1], line={"dash": "dot"}),
-            line_of("sent", self.x, sent, PALETTE[0]),
-            line_of("finished ok", self.x, done, PALETTE[2]),
+            line_of(say("due"), self.x, due, PALETTE[1], line={"dash": "dot"}),
+            line_of(say("sent"), self.x, sent, PALETTE[0]),
+            line_of(say("finished ok"), self.x, done, PALETTE[2]),
         ]
         if any(failed):
-            data.append(line_of("failed", self.x, failed, RED))
+            data.append(line_of(say("failed"), self.x, failed, RED))
         return Chart(
             key="load",
-            title="Asked and delivered load",
-            caption=f"Turns per second, in bins of {self.bins.width} s. "
-            "Where sent leaves due, the load was not what was asked for.",
-            words=f"Highest rates: due {number(max(due, default=0))}, sent {number(max(sent, default=0))}, "
-            f"finished {number(max(done, default=0))} turns/s.",
+            title=say("Asked and delivered load"),
+            caption=say(
+                "Turns per second, in bins of {width} s. Where sent leaves due, the load was not what was asked for.",
+                width=self.bins.width,
+            ),
+            words=say(
+                "Highest rates: due {due}, sent {sent}, finished {done} turns/s.",
+                due=number(max(due, default=0)),
+                sent=number(max(sent, default=0)),
+                done=number(max(done, default=0)),
+            ),
             figure={"data": data, "layout": self.over_time("turns/s")},
             wide=True,
         )
 
     def latency(self, name: str) -> Chart:
-        """p50, p95 and maximum of `ttft` or `e2e` by the second in which they were measured, and p50 from due."""
+        """p50, p95 and maximum of `ttft`, `tpot` or `e2e` by the second in which they were measured, p50 from due."""
+        say = self.say
         parts = self.bins.histograms((row.second, getattr(row, name)) for row in self.windows)
         p50 = [ms_of(part.percentile(0.50)) for part in parts]
         p95 = [ms_of(part.percentile(0.95)) if part.n >= P95_FLOOR else None for part in parts]
         top = [ms_of(part.max) for part in parts]
-        due = [
-            ms_of(part.percentile(0.50))
-            for part in self.bins.histograms((row.second, getattr(row, f"{name}_from_due")) for row in self.windows)
-        ]
         title = METRICS[name].title
         data = [
-            line_of("max", self.x, top, PALETTE[1], line={"width": 1, "dash": "dot"}),
+            line_of(say("max"), self.x, top, PALETTE[1], line={"width": 1, "dash": "dot"}),
             line_of("p95", self.x, p95, PALETTE[3], mode="lines+markers", marker={"size": 3}),
             line_of("p50", self.x, p50, PALETTE[0], mode="lines+markers", marker={"size": 3}),
-            line_of("p50 from due", self.x, due, PALETTE[2], line={"width": 1, "dash": "dash"}),
         ]
+        if name != "tpot":
+            from_due = self.bins.histograms((row.second, getattr(row, f"{name}_from_due")) for row in self.windows)
+            due = [ms_of(part.percentile(0.50)) for part in from_due]
+            data.append(line_of(say("p50 from due"), self.x, due, PALETTE[2], line={"width": 1, "dash": "dash"}))
         worst = max((value for value in p50 if value is not None), default=None)
         return Chart(
             key=f"{name}-time",
-            title=f"{title} over time",
-            caption=f"Of the turns in each bin of {self.bins.width} s; p95 where a bin has {P95_FLOOR} turns or more.",
-            words="No turn gave one." if worst is None else f"Highest median of a bin: {number(worst)} ms.",
+            title=say("{metric} over time", metric=title),
+            caption=say(
+                "Of the turns in each bin of {width} s; p95 where a bin has {floor} turns or more.",
+                width=self.bins.width,
+                floor=P95_FLOOR,
+            ),
+            words=say("No turn gave one.")
+            if worst is None
+            else say("Highest median of a bin: {worst} ms.", worst=number(worst)),
             figure=None if worst is None else {"data": data, "layout": self.over_time("ms")},
         )
 
     def throughput(self) -> Chart:
+        say = self.say
         tokens = self.bins.rates(self.collected.tokens_by_second.items())
-        data = [line_of("output tokens", self.x, tokens, PALETTE[2], fill="tozeroy", fillcolor="rgba(47,165,141,0.15)")]
+        fill = {"fill": "tozeroy", "fillcolor": "rgba(47,165,141,0.15)"}
+        data = [line_of(say("output tokens"), self.x, tokens, PALETTE[2], **fill)]
         known = bool(self.collected.tokens_by_second)
         return Chart(
             key="throughput",
-            title="Throughput over time",
-            caption="Output tokens by the second in which they arrived; a turn's tokens are spread over its chunks.",
-            words=f"Highest: {number(max(tokens))} tokens/s." if known else "Token counts are not known.",
+            title=say("Throughput over time"),
+            caption=say(
+                "Output tokens by the second in which they arrived; a turn's tokens are spread over its chunks."
+            ),
+            words=say("Highest: {top} tokens/s.", top=number(max(tokens)))
+            if known
+            else say("Token counts are not known."),
             figure={"data": data, "layout": self.over_time("tokens/s")} if known else None,
         )
 
     def in_flight(self) -> Chart:
+        say = self.say
         flying, users = self._gauge(lambda row: row.in_flight), self._gauge(lambda row: row.users)
         data = [
-            line_of("sessions alive", self.x, users, PALETTE[1], line={"dash": "dot"}),
-            line_of("turns in flight", self.x, flying, PALETTE[0]),
+            line_of(say("sessions alive"), self.x, users, PALETTE[1], line={"dash": "dot"}),
+            line_of(say("turns in flight"), self.x, flying, PALETTE[0]),
         ]
         known = [value for value in flying if value is not None]
         return Chart(
             key="in-flight",
-            title="In flight",
-            caption="Sessions alive include think and tool time; turns in flight are what the server sees.",
-            words=f"Highest mean of a bin: {number(max(known))} turns in flight."
+            title=say("In flight"),
+            caption=say("Sessions alive include think and tool time; turns in flight are what the server sees."),
+            words=say("Highest mean of a bin: {top} turns in flight.", top=number(max(known)))
             if known
-            else "Nothing was in flight.",
-            figure={"data": data, "layout": self.over_time("count")} if known else None,
+            else say("Nothing was in flight."),
+            figure={"data": data, "layout": self.over_time(say("count"))} if known else None,
         )
 
     def errors(self) -> Chart:
         """Failed turns by class, stacked."""
+        say = self.say
         classes = sorted(self.collected.errors_by_second, key=lambda name: -self.collected.errors[name])
         data: list[Figure] = []
         for place, name in enumerate(classes):
@@ -275,12 +305,13 @@ class Series:
             color = RED if place == 0 else PALETTE[place % len(PALETTE)]
             data.append({"type": "bar", "name": legend_name(name), "x": self.x, "y": y, "marker": {"color": color}})
         words = ", ".join(f"{name} {count(self.collected.errors[name])}" for name in classes)
-        layout = self.over_time(f"turns in {self.bins.width} s", barmode="stack", bargap=0)
+        y_title = say("turns in {width} s", width=self.bins.width)
+        layout = self.over_time(y_title, barmode="stack", bargap=0)
         return Chart(
             key="errors-time",
-            title="Errors over time",
-            caption="Failed turns by the second in which they ended, all phases.",
-            words=words or "No turn failed.",
+            title=say("Errors over time"),
+            caption=say("Failed turns by the second in which they ended, all phases."),
+            words=words or say("No turn failed."),
             figure={"data": data, "layout": layout} if data else None,
             wide=True,
         )

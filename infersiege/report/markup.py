@@ -10,6 +10,7 @@ import msgspec
 
 from infersiege.report.charts import Chart
 from infersiege.report.numbers import ABSENT, printable
+from infersiege.report.words import ENGLISH, Words
 
 
 def text(value: object) -> str:
@@ -53,9 +54,23 @@ def section(key: str, title: str, *parts: str) -> str:
     return f"{head}{''.join(parts)}</section>"
 
 
-def absent(reason: str) -> str:
+def absent(reason: str, say: Words = ENGLISH) -> str:
     """A missing figure, with why."""
-    return f'<abbr title="{text(reason)}" aria-label="no figure: {text(reason)}">{ABSENT}</abbr>'
+    spoken = text(say("no figure: {reason}", reason=reason))
+    return f'<abbr title="{text(reason)}"><span aria-hidden="true">{ABSENT}</span><i class="spoken">{spoken}</i></abbr>'
+
+
+def english(html: str, say: Words, *, block: bool = False) -> str:
+    """HTML with words of the run itself, which are English on every page: a page in another language says so."""
+    if say.language == ENGLISH.language or not html:
+        return html
+    tag = "div" if block else "span"
+    return f'<{tag} lang="en">{html}</{tag}>'
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> str:
+    """(name, HTML) pairs as a definition list."""
+    return f'<dl class="facts">{"".join(f"<dt>{text(name)}</dt><dd>{value}</dd>" for name, value in rows)}</dl>'
 
 
 def figure_of(chart: Chart) -> str:

@@ -6,6 +6,7 @@ Series of GPUs and engines (telemetry/*.jsonl) add what they saw, where there ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,7 +25,9 @@ from infersiege.plan.schema import Plan
 from infersiege.plan.streams import Stream, streams_of
 from infersiege.records import ClientHealth, EventRow, SeriesRow, Summary, Verdict, WindowRow
 from infersiege.report.collect import Collected
+from infersiege.report.details import Details
 from infersiege.report.html import render
+from infersiege.report.words import ENGLISH, Words
 from infersiege.rundir import SERIES, PlanFile, RunDirectory, StageFacts, StreamFacts, span_of_run
 from infersiege.schedule import SECOND_NS, expected
 
@@ -44,6 +47,7 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[EventRow, ...]
     watched: resources.Watched = resources.Watched()
     """GPUs and engines of telemetry/*.jsonl."""
+    details: Details = msgspec.field(default_factory=Details)
 
     @property
     def examples(self) -> Mapping[str, str]:
@@ -148,7 +152,8 @@ def read(run: RunDirectory, also: Sequence[Observer] = ()) -> Rebuilt:
     facts = run_facts(file, started_ns=started_ns, ended_ns=ended_ns)
     rows, collector = Windows(facts.limits, facts.streamed), Collector(facts)
     collected, clients, requests = Collected(), client.ClientWatch(), RequestTally()
-    observers: tuple[Observer, ...] = (rows, collector, collected, clients, requests, *also)
+    details = Details(clients=clients)
+    observers: tuple[Observer, ...] = (rows, collector, collected, clients, requests, details, *also)
     for batch in run.read_turn_batches(noticed.append, span=span_of_run(file.created_ns, file.ended_ns)):
         for observer in observers:
             observer.add_batch(batch)
@@ -156,7 +161,7 @@ def read(run: RunDirectory, also: Sequence[Observer] = ()) -> Rebuilt:
     collector.facts = msgspec.structs.replace(
         facts,
         warnings=(*facts.warnings, *noticed),
-        clients=client.summaries(_health(run, damage), clients, facts.steady),
+        clients=client.summaries(details.watching(_health(run, damage)), clients, facts.steady),
     )
     summary = summary_of(collector)
     plan = file.typed_plan()
@@ -183,6 +188,7 @@ def read(run: RunDirectory, also: Sequence[Observer] = ()) -> Rebuilt:
         collected=collected,
         events=events,
         watched=watched,
+        details=details,
     )
 
 
@@ -284,13 +290,18 @@ def finish(run: RunDirectory, *, gated: bool = False) -> Summary:
     return write(run, judged(read(run), gated=gated))
 
 
-def write(run: RunDirectory, found: Rebuilt, on_unwritten: Callable[[InfersiegeError], None] | None = None) -> Summary:
-    """Write windows.jsonl, summary.json and report.html; returns the summary.
+def write(
+    run: RunDirectory,
+    found: Rebuilt,
+    on_unwritten: Callable[[InfersiegeError], None] | None = None,
+    say: Words = ENGLISH,
+) -> Summary:
+    """Write windows.jsonl, summary.json and report.html (in the language of `say`); returns the summary.
 
     A file that can't be written is told to `on_unwritten`, and the others are written all the same; without it,
     UsageError is raised.
     """
-    for step in (_write_windows, _write_summary, write_page):
+    for step in (_write_windows, _write_summary, partial(write_page, say=say)):
         try:
             step(run, found)
         except InfersiegeError as error:
@@ -306,9 +317,10 @@ def write_figures(run: RunDirectory, found: Rebuilt) -> None:
     _write_summary(run, found)
 
 
-def write_page(run: RunDirectory, found: Rebuilt) -> None:
+def write_page(run: RunDirectory, found: Rebuilt, say: Words = ENGLISH) -> None:
     """report.html. Raises UsageError when it can't be written; it can be made at any time from the other files."""
-    run.write_report(render(found.summary, found.plan, found.windows, found.collected, found.events, found.watched))
+    parts = (found.summary, found.plan, found.windows, found.collected, found.events, found.watched, found.details)
+    run.write_report(render(*parts, say))
 
 
 def _write_windows(run: RunDirectory, found: Rebuilt) -> None:

@@ -11,7 +11,9 @@ from infersiege.metrics.histogram import Histogram, bucket_bounds
 from infersiege.records import Distribution, GroupSummary
 from infersiege.report.charts import PALETTE, Chart, Figure, layout_of, legend_name, line_of, ms_of, short, vertical
 from infersiege.report.collect import Collected
+from infersiege.report.glossary import described, title_of
 from infersiege.report.numbers import count, figure, milliseconds, number, share
+from infersiege.report.words import ENGLISH, Words
 
 _CURVE_POINTS = 240
 
@@ -85,7 +87,7 @@ def ecdf(histogram: Histogram) -> tuple[list[float], list[float]]:
     return x, y
 
 
-def distribution(name: str, parts: Mapping[str, Histogram], found: Distribution | None) -> Chart:
+def distribution(name: str, parts: Mapping[str, Histogram], found: Distribution | None, say: Words = ENGLISH) -> Chart:
     """A metric's distribution, with marks at the summary's percentiles."""
     metric = METRICS[name]
     if found is None:
@@ -93,22 +95,27 @@ def distribution(name: str, parts: Mapping[str, Histogram], found: Distribution 
     else:
         marks = [(stat, milliseconds(getattr(found, stat), found.unit)) for stat in ("p50", "p95", "p99")]
         stats = [f"{stat} {number(value)} ms" for stat, value in marks if value is not None]
-        words = f"n {count(found.n)}, failed share {share(found.failed_share)}; {', '.join(stats)}, "
-        words += f"max {figure(found.max, found.unit)}."
-    return _shape(name, metric.title, metric.description, parts, marks, words)
+        words = say(
+            "n {n}, failed share {failed}; {stats}, max {top}.",
+            n=count(found.n),
+            failed=share(found.failed_share),
+            stats=", ".join(stats),
+            top=figure(found.max, found.unit),
+        )
+    return _shape(name, title_of(metric, say), described(metric, say), parts, marks, words, say)
 
 
-def slack(parts: Mapping[str, Histogram]) -> Chart:
+def slack(parts: Mapping[str, Histogram], say: Words = ENGLISH) -> Chart:
     """How wide the doubt of the first token's time is."""
     whole = Histogram.merged(parts.values())
     marks = [(stat, ms_of(whole.percentile(q))) for stat, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))]
     stats = [f"{stat} {number(value)} ms" for stat, value in marks if value is not None]
-    words = f"n {count(whole.n)}; {', '.join(stats)}, max {figure(whole.max, 'ns')}."
-    caption = (
+    words = say("n {n}; {stats}, max {top}.", n=count(whole.n), stats=", ".join(stats), top=figure(whole.max, "ns"))
+    caption = say(
         "How much earlier the first token may have arrived than its stamp says: several segments waited in the socket. "
         "Above 1 ms for more than 1 % of the turns, the load generator itself is the limit."
     )
-    return _shape("slack", "Doubt of the first token's time", caption, parts, marks, words)
+    return _shape("slack", say("Doubt of the first token's time"), caption, parts, marks, words, say)
 
 
 def _shape(
@@ -118,12 +125,13 @@ def _shape(
     parts: Mapping[str, Histogram],
     marks: Sequence[tuple[str, float | None]],
     words: str,
+    say: Words,
 ) -> Chart:
     """Histogram by scenario, ECDF of all and marked percentiles, on a logarithmic axis in ms."""
     whole = Histogram.merged(parts.values())
     key = f"{name}-shape"
     if whole.n == 0:
-        none = "No ok turn of the steady phase gave one."
+        none = say("No ok turn of the steady phase gave one.")
         return Chart(key=key, title=title, caption=caption, words=none, figure=None)
     edges = edges_of(whole)
     middles = [short((low * high) ** 0.5 / 1e6) for low, high in itertools.pairwise(edges)]
@@ -134,10 +142,10 @@ def _shape(
         bar = {"type": "bar", "name": legend_name(scenario), "x": middles, "y": bars(part, edges), "width": widths}
         data.append({**bar, "marker": marker})
     x, y = ecdf(whole)
-    data.append(line_of("cumulative", x, y, "#888888", yaxis="y2", line={"width": 1.6, "shape": "hv"}))
+    data.append(line_of(say("cumulative"), x, y, "#888888", yaxis="y2", line={"width": 1.6, "shape": "hv"}))
     known = [(label, value) for label, value in marks if value is not None and value > 0]
     layout = layout_of(
-        "gaps" if name == "gap" else "turns",
+        say("gaps") if name == "gap" else say("turns"),
         shapes=[vertical(short(value), "dash") for _, value in known],
         annotations=[_label(value, label, place) for place, (label, value) in enumerate(known)],
         barmode="stack",
@@ -147,7 +155,7 @@ def _shape(
     )
     layout["margin"]["r"] = 48
     ticks = ticks_between(edges[0] / 1e6, edges[-1] / 1e6)
-    layout["xaxis"] = {"title": {"text": "ms (logarithmic)"}, "type": "log", "zeroline": False}
+    layout["xaxis"] = {"title": {"text": say("ms (logarithmic)")}, "type": "log", "zeroline": False}
     layout["xaxis"] |= {"tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks], "tickangle": 0}
     return Chart(key=key, title=title, caption=caption, words=words, figure={"data": data, "layout": layout})
 
@@ -173,9 +181,9 @@ def shapes_of(collected: Collected, metric: str) -> dict[str, Histogram]:
     return {scenario: part for (scenario, name), part in collected.shapes.items() if name == metric}
 
 
-def distributions(collected: Collected, whole: GroupSummary) -> list[Chart]:
+def distributions(collected: Collected, whole: GroupSummary, say: Words = ENGLISH) -> list[Chart]:
     """TTFT, TPOT, gap and E2E."""
     return [
-        distribution(name, shapes_of(collected, name), whole.distributions.get(name))
+        distribution(name, shapes_of(collected, name), whole.distributions.get(name), say)
         for name in ("ttft", "tpot", "gap", "e2e")
     ]

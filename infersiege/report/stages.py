@@ -7,8 +7,9 @@ from urllib.parse import quote, urlencode
 
 from infersiege.records import StageResources, Summary, TelemetryAccount
 from infersiege.redact import scrub
-from infersiege.report.markup import absent, items, table, text
+from infersiege.report.markup import absent, english, items, table, text
 from infersiege.report.numbers import count, number, share
+from infersiege.report.words import ENGLISH, Words
 from infersiege.resources import thin
 from infersiege.rundir import PlanFile
 
@@ -92,16 +93,18 @@ def measured(figures: Sequence[Figure], stages: Sequence[StageResources]) -> lis
     return [figure for figure in figures if any(figure[2](stage) is not None for stage in stages)]
 
 
-def limit_banner(summary: Summary) -> str:
+def limit_banner(summary: Summary, say: Words = ENGLISH) -> str:
     """What limited the run, at the top of the page; empty when nothing was watched."""
     stages = summary.resources
     if not stages:
         return ""
     if len(stages) == 1:
         only = stages[0]
-        body = f"<strong>Limit: {text(only.limit)}</strong> <span>{text(only.limit_reason)}</span>"
+        body = f"<strong>{text(say('Limit: {limit}', limit=say(only.limit)))}</strong> "
+        body += f"<span>{english(text(only.limit_reason), say)}</span>"
     else:
-        body = "<strong>Limit</strong>" + items(f"{one.stage}: {one.limit}. {one.limit_reason}" for one in stages)
+        listed = items(f"{one.stage}: {one.limit}. {one.limit_reason}" for one in stages)
+        body = f"<strong>{text(say('Limit'))}</strong>{english(listed, say, block=True)}"
     return f'<div class="banner none" role="note">{body}</div>'
 
 
@@ -115,32 +118,36 @@ def unwatched(in_database: bool) -> str:
     return "Neither GPUs nor engines were watched in this run."
 
 
-def stage_tables(summary: Summary, *, in_database: bool = False) -> str:
+def stage_tables(summary: Summary, *, in_database: bool = False, say: Words = ENGLISH) -> str:
     """Limit and figures of the steady phase, a row per stage, and what must be read with them."""
     stages = summary.resources
     if not stages:
-        return f'<p class="soft">{text(unwatched(in_database))}</p>'
+        return f'<p class="soft">{text(say(unwatched(in_database)))}</p>'
     parts = [
         table(
-            "What limited each stage: rules of docs/metrics.md, none of which rests on NVML's utilisation",
-            [("Stage", "", False), ("Limit", "", False), ("Figures that it rests on", "", False)],
-            [[text(one.stage), f"<b>{text(one.limit)}</b>", text(one.limit_reason)] for one in stages],
+            say("What limited each stage: rules of docs/metrics.md, none of which rests on NVML's utilisation"),
+            [(say("Stage"), "", False), (say("Limit"), "", False), (say("Figures that it rests on"), "", False)],
+            [
+                [text(one.stage), f"<b>{text(say(one.limit))}</b>", english(text(one.limit_reason), say)]
+                for one in stages
+            ],
         )
     ]
     for caption, figures in (
-        ("Engine in the steady phase, as it tells it itself", ENGINE_FIGURES),
-        ("GPUs in the steady phase; powers, energies and memory of all of them together", GPU_FIGURES),
+        (say("Engine in the steady phase, as it tells it itself"), ENGINE_FIGURES),
+        (say("GPUs in the steady phase; powers, energies and memory of all of them together"), GPU_FIGURES),
     ):
         shown = measured(figures, stages)
         if shown:
-            columns = [("Stage", "", False), *((title, unit, True) for title, unit, _ in shown)]
-            parts.append(table(caption, columns, [_row(one, shown) for one in stages]))
+            columns = [(say("Stage"), "", False), *((say(title), say(unit), True) for title, unit, _ in shown)]
+            parts.append(table(caption, columns, [_row(one, shown, say) for one in stages]))
     notes = stage_notes(stages)
-    return "".join(parts) + (items(notes) if notes else "")
+    return "".join(parts) + (english(items(notes), say, block=True) if notes else "")
 
 
-def _row(stage: StageResources, figures: Sequence[Figure]) -> list[str]:
-    cells = [written if (written := of(stage)) is not None else absent("not measured") for _, _, of in figures]
+def _row(stage: StageResources, figures: Sequence[Figure], say: Words) -> list[str]:
+    none = absent(say("not measured"), say)
+    cells = [written if (written := of(stage)) is not None else none for _, _, of in figures]
     return [text(stage.stage), *cells]
 
 
@@ -171,7 +178,7 @@ def account_line(account: TelemetryAccount) -> str:
     return f"{line}; {scrub(account.problem)}" if account.problem else line
 
 
-def grafana_links(plan: PlanFile, summary: Summary) -> str:
+def grafana_links(plan: PlanFile, summary: Summary, say: Words = ENGLISH) -> str:
     """Links to the dashboards over the run's time, in absolute ms (IG-17); empty without an address of Grafana."""
     telemetry = plan.plan.get("telemetry")
     base = telemetry.get("grafana_url") if isinstance(telemetry, dict) else None
@@ -186,7 +193,7 @@ def grafana_links(plan: PlanFile, summary: Summary) -> str:
     )
     root = base.rstrip("/")
     links = [
-        f'<a href="{text(f"{root}/d/{quote(uid)}?{query}")}" rel="noreferrer">{text(title)}</a>'
+        f'<a href="{text(f"{root}/d/{quote(uid)}?{query}")}" rel="noreferrer">{text(say(title))}</a>'
         for uid, title in DASHBOARDS
     ]
-    return f'<p class="links">Grafana, over the time of this run: {" · ".join(links)}</p>'
+    return f'<p class="links">{text(say("Grafana, over the time of this run:"))} {" · ".join(links)}</p>'

@@ -31,6 +31,7 @@ class WatchedSeries:
     def __init__(self, watched: Watched, axis: Series) -> None:
         self.watched = watched
         self.axis = axis
+        self.say = axis.say
         bins = axis.bins
         self.edges_ns: Instants = (np.arange(bins.n + 1, dtype=np.int64) * bins.width + bins.start) * SECOND_NS
         self.gpus = tuple(zip(gpu_names(watched.gpus), watched.gpus, strict=True))
@@ -69,10 +70,10 @@ class WatchedSeries:
                 for place, (name, binned) in enumerate(found)
             ]  # fmt: skip
             return lines, rows
-        return self._band("", rows, 0), rows
+        return self._band("{what}", rows, 0), rows
 
     def _band(self, of: str, rows: Sequence[Floats], place: int) -> list[Figure]:
-        """Least, greatest and mean of many lines, for which a chart has no room; `of` goes before their names."""
+        """Least, greatest and mean of many lines, for which a chart has no room; `of` has a field `what` for these."""
         table = np.vstack(rows)
         empty = ~np.isfinite(table).any(axis=0)
         low, high = np.where(np.isfinite(table), table, np.inf).min(axis=0), np.fmax.reduce(table, axis=0)
@@ -81,15 +82,15 @@ class WatchedSeries:
         low = np.where(empty, np.nan, low)
         edge = PALETTE[place % len(PALETTE)]
         fill = f"rgba({', '.join(str(int(edge[at : at + 2], 16)) for at in (1, 3, 5))},0.18)"
+        least, greatest = of.format(what=self.say("least")), of.format(what=self.say("greatest"))
+        middle = of.format(what=self.say("mean of {n}", n=len(rows)))
         return [
-            line_of(f"{of}least", self.axis.x, shown(low), edge, line={"width": 0.8}),
-            line_of(
-                f"{of}greatest", self.axis.x, shown(high), edge, line={"width": 0.8}, fill="tonexty", fillcolor=fill
-            ),
-            line_of(f"{of}mean of {len(rows)}", self.axis.x, shown(mean), PALETTE[(place + 1) % len(PALETTE)]),
+            line_of(least, self.axis.x, shown(low), edge, line={"width": 0.8}),
+            line_of(greatest, self.axis.x, shown(high), edge, line={"width": 0.8}, fill="tonexty", fillcolor=fill),
+            line_of(middle, self.axis.x, shown(mean), PALETTE[(place + 1) % len(PALETTE)]),
         ]
 
-    def _holes(self, sources: Iterable[tuple[str, Source]], what: str) -> Iterator[Figure]:
+    def _holes(self, sources: Iterable[tuple[str, Source]]) -> Iterator[Figure]:
         """A red mark on the axis in each bin in which a source told that it could not be read."""
         for name, one in sources:
             at = sorted(
@@ -98,7 +99,8 @@ class WatchedSeries:
             if at:
                 words = Counter(text for _, text in one.errors).most_common(1)[0][0]
                 yield {
-                    "type": "scatter", "mode": "markers", "name": legend_name(f"{name} {what}"),
+                    "type": "scatter", "mode": "markers",
+                    "name": legend_name(self.say("{name} not readable", name=name)),
                     "x": [self.axis.x[index] for index in at], "y": [0] * len(at),
                     "marker": {"color": RED, "symbol": "x", "size": 7}, "cliponaxis": False,
                     "hovertemplate": legend_name(words),
@@ -117,26 +119,34 @@ class WatchedSeries:
     def activity(self) -> Chart | None:
         """SM activity by card; NVML's utilisation where no card has GPM, and then under its own name."""
         lines, rows = self._lines(self.units, lambda one: one.column("sm_active"))
-        title, caption = "SM active", "Share of time in which an SM had a warp to run, by GPU."
+        title, caption = self.say("SM active"), self.say("Share of time in which an SM had a warp to run, by GPU.")
         if not lines:
             lines, rows = self._lines(self.units, lambda one: one.column("utilization_mean"))
-            title = "GPU utilisation: some kernel ran"
-            caption = (
+            title = self.say("GPU utilisation: some kernel ran")
+            caption = self.say(
                 "Share of time in which any kernel ran. It is near 100 % with one user already and does not say how "
                 "full a GPU is; no limit rests on it. These GPUs don't tell SM activity (GPM: Hopper and later)."
             )
-        words = f"Highest mean of a bin: {share(_highest(rows))}." + self._lost_words()
-        data = [*lines, *(self._holes(self.gpus, "not readable") if lines else ())]
-        return self._chart("gpu-activity", title, caption, "share of time", data, words, yaxis=_SHARE)
+        words = self.say("Highest mean of a bin: {top}.", top=share(_highest(rows))) + self._lost_words()
+        data = [*lines, *(self._holes(self.gpus) if lines else ())]
+        return self._chart("gpu-activity", title, caption, self.say("share of time"), data, words, yaxis=self._shares())
 
     def _lost_words(self) -> str:
         lost = [name for name, one in self.gpus if one.errors]
-        return f" Not readable for some of the time: {', '.join(lost)}." if lost else ""
+        return " " + self.say("Not readable for some of the time: {lost}.", lost=", ".join(lost)) if lost else ""
+
+    def _shares(self) -> Figure:
+        """The axis of a share."""
+        return {
+            "title": {"text": self.say("share")}, "rangemode": "tozero", "zeroline": False, "tickformat": ".0%",
+            "range": [0, 1.05],
+        }  # fmt: skip
 
     def parts(self) -> Chart | None:
         """Tensor cores and DRAM bandwidth, mean over the cards that tell."""
         data, words = [], []
-        for place, (name, label) in enumerate((("dram_active", "DRAM bandwidth"), ("tensor_active", "tensor cores"))):
+        parts = (("dram_active", self.say("DRAM bandwidth")), ("tensor_active", self.say("tensor cores")))
+        for place, (name, label) in enumerate(parts):
             rows = [one.bin_means(one.column(name), self.edges_ns) for _, one in self.units if one.has(name)]
             if rows:
                 table = np.vstack(rows)
@@ -146,13 +156,15 @@ class WatchedSeries:
                 words.append(f"{label} {share(_highest([mean]))}")
         return self._chart(
             "gpu-parts",
-            "DRAM bandwidth and tensor cores",
-            "Share of DRAM bandwidth in use, and of time in which tensor cores were busy; mean over the GPUs. Decoding "
-            "is limited by the first, prefill by the second.",
-            "share",
+            self.say("DRAM bandwidth and tensor cores"),
+            self.say(
+                "Share of DRAM bandwidth in use, and of time in which tensor cores were busy; mean over the GPUs. "
+                "Decoding is limited by the first, prefill by the second."
+            ),
+            self.say("share"),
             data,
-            f"Highest means of a bin: {', '.join(words)}.",
-            yaxis=_SHARE,
+            self.say("Highest means of a bin: {tops}.", tops=", ".join(words)),
+            yaxis=self._shares(),
         )
 
     def power(self) -> Chart | None:
@@ -162,15 +174,15 @@ class WatchedSeries:
         data = list(lines)
         if lines and limit is not None:
             ends = [0, self.axis.bins.n * self.axis.bins.width]
-            data.append(line_of("limit", ends, [short(limit)] * 2, RED, line={"dash": "dot", "width": 1.2}))
-        told = f", limit {number(limit)} W" if limit is not None else ""
+            data.append(line_of(self.say("limit"), ends, [short(limit)] * 2, RED, line={"dash": "dot", "width": 1.2}))
+        told = self.say(", limit {limit} W", limit=number(limit)) if limit is not None else ""
         return self._chart(
             "gpu-power",
-            "Power",
-            "By GPU. A GPU at its limit lowers its clocks.",
+            self.say("Power"),
+            self.say("By GPU. A GPU at its limit lowers its clocks."),
             "W",
             data,
-            f"Highest mean of a bin: {number(_highest(rows))} W{told}.",
+            self.say("Highest mean of a bin: {top} W{limit}.", top=number(_highest(rows)), limit=told),
         )
 
     def memory(self) -> Chart | None:
@@ -181,15 +193,17 @@ class WatchedSeries:
         if lines and len(known) == 1:
             ends = [0, self.axis.bins.n * self.axis.bins.width]
             data.append(
-                line_of("all there is", ends, [short(known.copy().pop())] * 2, RED, line={"dash": "dot", "width": 1.2})
+                line_of(
+                    self.say("all there is"), ends, [short(max(known))] * 2, RED, line={"dash": "dot", "width": 1.2}
+                )
             )
         return self._chart(
             "gpu-memory",
-            "GPU memory",
-            "In use, by GPU. Engines take most of it at their start: how full the KV cache is stands beside.",
+            self.say("GPU memory"),
+            self.say("In use, by GPU. Engines take most of it at their start: how full the KV cache is stands beside."),
             "GiB",
             data,
-            f"Highest mean of a bin: {number(_highest(rows))} GiB.",
+            self.say("Highest mean of a bin: {top} GiB.", top=number(_highest(rows))),
         )
 
     # ----------------------------------------------------------------------------------------------------- engine
@@ -202,38 +216,43 @@ class WatchedSeries:
         data: list[Figure] = []
         tops = {"running": 0.0, "waiting": 0.0}
         engines = self._engines()
-        for first, (what, dash) in enumerate((("running", "solid"), ("waiting", "dot"))):
+        kinds = (("running", "solid", self.say("running")), ("waiting", "dot", self.say("waiting")))
+        for first, (what, dash, said) in enumerate(kinds):
             found = [(name, one.bin_means(one.column(what), self.edges_ns)) for name, one in engines]
             found = [(name, binned) for name, binned in found if np.isfinite(binned).any()]
             tops[what] = _highest([binned for _, binned in found]) or 0.0
             if len(found) > LINES_AT_MOST // 2:
-                data += self._band(f"{what}, ", [binned for _, binned in found], 2 * first)
+                data += self._band(f"{said}, {{what}}", [binned for _, binned in found], 2 * first)
                 continue
             for place, (name, binned) in enumerate(found):
-                label = what if len(engines) == 1 else f"{name} {what}"
+                label = said if len(engines) == 1 else f"{name} {said}"
                 color = PALETTE[(2 * place + first) % len(PALETTE)]
                 data.append(line_of(legend_name(label), self.axis.x, shown(binned), color, line={"dash": dash}))
         if data:
-            data += self._holes(engines, "not readable")
+            data += self._holes(engines)
         return self._chart(
             "engine-requests",
-            "Running and waiting in the engine",
-            "As the engine itself counts them. What waits has no tokens yet: it is TTFT for its users.",
-            "requests",
+            self.say("Running and waiting in the engine"),
+            self.say("As the engine itself counts them. What waits has no tokens yet: it is TTFT for its users."),
+            self.say("requests"),
             data,
-            f"Highest means of a bin: {number(tops['running'])} running, {number(tops['waiting'])} waiting.",
+            self.say(
+                "Highest means of a bin: {running} running, {waiting} waiting.",
+                running=number(tops["running"]),
+                waiting=number(tops["waiting"]),
+            ),
         )
 
     def kv_cache(self) -> Chart | None:
         lines, rows = self._lines(self._engines(), lambda one: one.column("kv_use"))
         return self._chart(
             "engine-kv",
-            "KV cache",
-            "Share in use. When it is full, requests wait, or are thrown out and computed again.",
-            "share",
+            self.say("KV cache"),
+            self.say("Share in use. When it is full, requests wait, or are thrown out and computed again."),
+            self.say("share"),
             lines,
-            f"Highest mean of a bin: {share(_highest(rows))}.",
-            yaxis=_SHARE,
+            self.say("Highest mean of a bin: {top}.", top=share(_highest(rows))),
+            yaxis=self._shares(),
         )
 
     def preemptions(self) -> Chart | None:
@@ -243,14 +262,14 @@ class WatchedSeries:
         if not total.size or not total.sum() > 0:
             return None
         y = [short(float(value)) for value in total]
-        bar = {"type": "bar", "name": "preempted", "x": self.axis.x, "y": y, "marker": {"color": RED}}
+        bar = {"type": "bar", "name": self.say("preempted"), "x": self.axis.x, "y": y, "marker": {"color": RED}}
         return self._chart(
             "engine-preemptions",
-            "Preemptions",
-            "Requests that the engine threw out of its KV cache, to compute them again.",
-            f"requests in {self.axis.bins.width} s",
+            self.say("Preemptions"),
+            self.say("Requests that the engine threw out of its KV cache, to compute them again."),
+            self.say("requests in {width} s", width=self.axis.bins.width),
             [bar],
-            f"{count(round(float(total.sum())))} in all.",
+            self.say("{n} in all.", n=count(round(float(total.sum())))),
             bargap=0,
         )
 
@@ -259,29 +278,39 @@ class WatchedSeries:
         server = self._server_means(name)
         if server is None:
             return None
-        data = [line_of("engine, mean", self.axis.x, shown(server), PALETTE[2])]
+        say = self.say
+        data = [line_of(say("engine, mean"), self.axis.x, shown(server), PALETTE[2])]
         if name == "ttft":
-            data.append(line_of("engine, p95", self.axis.x, self._server_p95(), PALETTE[2], line={"dash": "dot"}))
+            data.append(line_of(say("engine, p95"), self.axis.x, self._server_p95(), PALETTE[2], line={"dash": "dot"}))
         of = "ttft" if name == "ttft" else "tpot"
         parts = self.axis.bins.histograms((row.second, getattr(row, of)) for row in self.axis.windows)
         client = [ms_of(part.mean) for part in parts]
-        data.append(line_of(f"client, mean{'' if name == 'ttft' else ' TPOT'}", self.axis.x, client, PALETTE[0]))
+        own = say("client, mean") if name == "ttft" else say("client, mean TPOT")
+        data.append(line_of(own, self.axis.x, client, PALETTE[0]))
         if name == "ttft":
             p95 = [ms_of(part.percentile(0.95)) if part.n else None for part in parts]
-            data.append(line_of("client, p95", self.axis.x, p95, PALETTE[0], line={"dash": "dot"}))
-        top, own = _highest([server]), Histogram.merged(parts).mean
+            data.append(line_of(say("client, p95"), self.axis.x, p95, PALETTE[0], line={"dash": "dot"}))
+        top, mean = _highest([server]), Histogram.merged(parts).mean
         title = (
-            "TTFT: the engine's own and the client's" if name == "ttft" else "Time per token: the engine's own and ours"
+            say("TTFT: the engine's own and the client's")
+            if name == "ttft"
+            else say("Time per token: the engine's own and ours")
         )
         caption = (
-            "The engine counts from the arrival of a request to its first token. What the client sees beyond is "
-            "network, proxies, and time before the engine. The engine's p95 is as wide as its buckets."
+            say(
+                "The engine counts from the arrival of a request to its first token. What the client sees beyond is "
+                "network, proxies, and time before the engine. The engine's p95 is as wide as its buckets."
+            )
             if name == "ttft"
-            else "The engine's mean inter-token latency by the second in which tokens came; the client's TPOT by the "
-            "second in which turns ended."
+            else say(
+                "The engine's mean inter-token latency by the second in which tokens came; the client's TPOT by the "
+                "second in which turns ended."
+            )
         )
-        words = (
-            f"Highest mean of a bin at the engine: {number(top)} ms; the client's mean of all: {number(ms_of(own))} ms."
+        words = say(
+            "Highest mean of a bin at the engine: {top} ms; the client's mean of all: {mean} ms.",
+            top=number(top),
+            mean=number(ms_of(mean)),
         )
         return self._chart(f"engine-{name}", title, caption, "ms", data, words)
 
@@ -307,11 +336,6 @@ class WatchedSeries:
                 if text and index is not None:
                     texts[index].append(text)
         return [_p95_ms(each) for each in texts]
-
-
-_SHARE: Figure = {
-    "title": {"text": "share"}, "rangemode": "tozero", "zeroline": False, "tickformat": ".0%", "range": [0, 1.05],
-}  # fmt: skip
 
 
 def _p95_ms(texts: Sequence[str]) -> float | None:

@@ -1,0 +1,242 @@
+"""What the report's details rest on, beside `collect`: one pass over the turns, in memory that does not grow with them.
+
+The slowest turns with their timeline, latency by prompt length, the server's own TTFT beside the client's, examples of
+errors, and what each worker told about itself second by second.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from infersiege.metrics.batch import Batch, Mask, batches, known
+from infersiege.metrics.client import ClientWatch
+from infersiege.metrics.columns import in_whole_ns, values_of
+from infersiege.metrics.definitions import METRICS
+from infersiege.metrics.histogram import Histogram
+from infersiege.metrics.parts import parts
+from infersiege.records import ClientHealth, Outcome, TurnRecord
+from infersiege.redact import scrub
+from infersiege.report.numbers import SECOND_NS
+
+SLOWEST = 20
+"""Turns that are shown with their timeline, by each of `RANKED`."""
+RANKED = ("ttft", "e2e")
+EXAMPLES = 3
+"""Different details that are shown of one class of error."""
+SHORTEST = 64
+"""Tokens: shorter prompts share the first bin; each next one is twice as wide."""
+
+
+class SlowTurn(NamedTuple):
+    """One turn of the slowest. Ordered by its first two fields; instants as in TurnRecord."""
+
+    value_ns: int
+    request_id: str
+    session_id: str
+    turn: int
+    scenario: str
+    channel: str
+    replica: str | None
+    worker: str
+    ttft_ns: int | None
+    e2e_ns: int | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    instants_ns: tuple[int | None, ...]
+    """due, attempt, sent, last byte written, first byte, first token, last token, closed."""
+    connect_ns: int | None
+    """Name look-up, connect and TLS, part of attempt → sent; None: the connection was reused."""
+
+
+class ErrorExample(NamedTuple):
+    """One failed turn of a class, redacted."""
+
+    detail: str
+    at_ns: int
+    request_id: str
+    channel: str
+    replica: str | None
+    http_status: int | None
+    scenario: str
+    turn: int
+
+
+class ByLength:
+    """Ok turns of the steady phase of one scenario whose prompts are about as long."""
+
+    __slots__ = ("e2e", "n", "output", "output_n", "tpot", "ttft")
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.ttft = Histogram()
+        self.tpot = Histogram()
+        self.e2e = Histogram()
+        self.output = 0
+        self.output_n = 0
+
+    @property
+    def output_mean(self) -> float | None:
+        return self.output / self.output_n if self.output_n else None
+
+
+class HealthSecond(NamedTuple):
+    """What a worker told about one second of itself."""
+
+    cpu_share: float
+    hub_lag_max_ns: int
+
+
+class Details(msgspec.Struct, kw_only=True):
+    """Filled with `add_batch`, and with the workers' own rows by `watching`. Grows with seconds, not with turns."""
+
+    by_length: dict[tuple[str, int], ByLength] = {}
+    """(scenario, place of the bin: `length_bounds`) over ok turns of phase steady whose prompt's length is known."""
+    server_ttft: dict[int, Histogram] = {}
+    """Unix second of the first token -> the server's own TTFT in ns, of ok turns in which it told one."""
+    client_ttft: dict[int, Histogram] = {}
+    """The same seconds and turns, as the client measured it."""
+    examples: dict[str, list[ErrorExample]] = {}
+    """error_class -> its first turns with different details, all phases."""
+    health: dict[str, dict[int, HealthSecond]] = {}
+    """worker -> Unix second -> its own row of telemetry/clients.jsonl."""
+    clients: ClientWatch | None = None
+    """What the turns tell about the workers; None: nobody looked."""
+    _heaps: dict[str, list[SlowTurn]] = {}
+
+    def slowest(self, metric: str) -> list[SlowTurn]:
+        """Ok turns of phase steady by a metric of `RANKED`, slowest first."""
+        return sorted(self._heaps.get(metric, ()), reverse=True)
+
+    def watching(self, rows: Iterable[ClientHealth]) -> Iterator[ClientHealth]:
+        """The same rows, seen on their way."""
+        for row in rows:
+            seconds = self.health.setdefault(row.worker, {})
+            before = seconds.get(row.second)
+            lag_ns = row.hub_lag_max_ns if before is None else max(row.hub_lag_max_ns, before.hub_lag_max_ns)
+            seconds[row.second] = HealthSecond(row.cpu_share, lag_ns)
+            yield row
+
+    def add_batch(self, batch: Batch) -> None:
+        """Take some turns; they are not kept."""
+        shown = batch.ok & batch.steady
+        _by_length(self, batch, shown)
+        _server(self, batch)
+        for place in batch.places(batch.where(lambda kind: kind.outcome is Outcome.FAILED)):
+            _example(self, batch.turns[place])
+        for metric in RANKED:
+            _keep_slowest(self._heaps.setdefault(metric, []), batch, shown, metric)
+
+
+def details_of(turns: Iterable[TurnRecord]) -> Details:
+    """All turns in one go."""
+    made = Details()
+    for batch in batches(turns):
+        made.add_batch(batch)
+    return made
+
+
+def length_bounds(place: int) -> tuple[int, int]:
+    """Tokens from (with) and to (without) of a bin of prompt lengths."""
+    return (0, SHORTEST) if place == 0 else (SHORTEST << (place - 1), SHORTEST << place)
+
+
+def _by_length(made: Details, batch: Batch, shown: Mask) -> None:
+    prompt, output = batch.ints("prompt_tokens"), batch.ints("output_tokens")
+    counted = shown & known(prompt)
+    if not counted.any():
+        return
+    length = np.where(counted, np.maximum(prompt, 1), 1)
+    # Exact up to 2**53 tokens: frexp gives the power of two without rounding.
+    bins = np.maximum(np.frexp(length.astype(np.float64))[1] - SHORTEST.bit_length() + 1, 0)
+    found = {name: values_of(batch, METRICS[name]) for name in ("ttft", "tpot", "e2e")}
+    columns = {name: (in_whole_ns(values), values.given) for name, values in found.items()}
+    for scenario, part in parts(batch, lambda kind: kind.scenario):
+        mine, own = part.of(counted), part.of(bins)
+        for place in np.unique(own[mine]).tolist():
+            mask = mine & (own == place)
+            row = made.by_length.setdefault((scenario, place), ByLength())
+            row.n += int(mask.sum())
+            for name, (values_ns, given) in columns.items():
+                taken = part.of(values_ns)[mask & part.of(given)]
+                getattr(row, name).add_many(taken[taken >= 0])
+            told = mask & part.of(known(output))
+            row.output += int(part.of(output)[told].sum())
+            row.output_n += int(told.sum())
+
+
+def _server(made: Details, batch: Batch) -> None:
+    server_ns, first_ns = batch.ints("server_ttft_ns"), batch.ints("first_token_ns")
+    ttft = values_of(batch, METRICS["ttft"])
+    told = batch.ok & known(server_ns) & (server_ns >= 0) & known(first_ns) & ttft.given
+    if not told.any():
+        return
+    client_ns = in_whole_ns(ttft)
+    seconds = first_ns // SECOND_NS
+    for second in np.unique(seconds[told]).tolist():
+        mask = told & (seconds == second)
+        made.server_ttft.setdefault(second, Histogram()).add_many(server_ns[mask])
+        made.client_ttft.setdefault(second, Histogram()).add_many(client_ns[mask])
+
+
+def _example(made: Details, turn: TurnRecord) -> None:
+    name = "no class" if turn.error_class is None else turn.error_class.value
+    found = made.examples.setdefault(name, [])
+    if len(found) >= EXAMPLES:
+        return
+    detail = scrub(turn.error_detail or "")
+    if any(one.detail == detail for one in found):
+        return
+    at_ns = next((at for at in (turn.closed_ns, turn.attempt_ns) if at is not None), turn.due_ns)
+    where = (turn.request_id, turn.channel, turn.replica, turn.http_status, turn.scenario, turn.turn)
+    found.append(ErrorExample(detail, at_ns, *where))
+
+
+def _keep_slowest(heap: list[SlowTurn], batch: Batch, shown: Mask, metric: str) -> None:
+    found = {name: values_of(batch, METRICS[name]) for name in RANKED}
+    whole = {name: in_whole_ns(values) for name, values in found.items()}
+    by = whole[metric]
+    places = np.flatnonzero(shown & found[metric].given)
+    if places.size > SLOWEST:
+        # All that are as slow as the last of the slowest: of equals, their names decide.
+        least_ns = np.partition(by[places], -SLOWEST)[-SLOWEST]
+        places = places[by[places] >= least_ns]
+    if len(heap) == SLOWEST:
+        places = places[by[places] >= heap[0].value_ns]
+    for place in places.tolist():
+        ttft_ns, e2e_ns = (int(whole[name][place]) if found[name].given[place] else None for name in RANKED)
+        slow = _slow_turn(int(by[place]), batch.turns[place], ttft_ns, e2e_ns)
+        if len(heap) < SLOWEST:
+            heapq.heappush(heap, slow)
+        elif slow > heap[0]:
+            heapq.heapreplace(heap, slow)
+
+
+def _slow_turn(value_ns: int, turn: TurnRecord, ttft_ns: int | None, e2e_ns: int | None) -> SlowTurn:
+    instants_ns = (
+        turn.due_ns, turn.attempt_ns, turn.sent_ns, turn.sent_end_ns, turn.first_byte_ns, turn.first_token_ns,
+        turn.last_token_ns, turn.closed_ns,
+    )  # fmt: skip
+    connects = [one for one in (turn.connect_duration_ns, turn.tls_duration_ns) if one is not None]
+    return SlowTurn(
+        value_ns,
+        turn.request_id,
+        turn.session_id,
+        turn.turn,
+        turn.scenario,
+        turn.channel,
+        turn.replica,
+        turn.worker,
+        ttft_ns,
+        e2e_ns,
+        turn.prompt_tokens,
+        turn.cached_tokens,
+        turn.output_tokens,
+        instants_ns,
+        sum(connects) if connects else None,
+    )
