@@ -82,20 +82,20 @@ def _without_channels(facts: Mapping[str, str], file: PlanFile, used: Sequence[s
     }
     for fact, value in facts.items():
         found = [prefix for prefix in prefixes if fact == prefix or fact.startswith(f"{prefix}.")]
-        if not found or len(used) != 1:
-            yield _of_workload(fact, used), value
-            continue
-        prefix = max(found, key=len)
-        if prefixes[prefix] == used[0]:
-            kind = prefix.removesuffix(f".{used[0]}")
-            yield f"{kind}{fact.removeprefix(prefix)}", value
+        if len(used) != 1:
+            yield fact, value
+        elif not found:
+            yield from _of_workload(fact, value, used[0])
+        elif prefixes[prefix := max(found, key=len)] == used[0]:
+            yield f"{prefix.removesuffix(f'.{used[0]}')}{fact.removeprefix(prefix)}", value
 
 
-def _of_workload(fact: str, used: Sequence[str]) -> str:
-    """`plan.workload.SCENARIO.CHANNEL.key` without the channel, if it is the only one; so `trace.….builtin`."""
-    if len(used) != 1 or not fact.startswith(("plan.workload.", "trace.")):
-        return fact
-    return fact.replace(f".{used[0]}.", ".", 1)
+def _of_workload(fact: str, value: str, channel: str) -> Iterator[tuple[str, str]]:
+    """`plan.workload.SCENARIO.CHANNEL.key` (and `trace.`) without the channel; other facts as they are."""
+    if not fact.startswith(("plan.workload.", "trace.")):
+        yield fact, value
+    elif not (fact.endswith(".channel") and value == channel):
+        yield fact.replace(f".{channel}.", ".", 1), value
 
 
 # ------------------------------------------------------------------------------------------------------- grouping

@@ -84,6 +84,8 @@ def of_rate(by_second: Sequence[float], value: float) -> Estimate | None:
 
 def averaged(values: Sequence[float], *, share: bool) -> float:
     """Over runs: the geometric mean, as ratios are compared; of shares, and where a value is 0, the arithmetic one."""
+    if len(values) == 1:
+        return values[0]
     if share or min(values) <= 0:
         return math.fsum(values) / len(values)
     return math.exp(math.fsum(map(math.log, values)) / len(values))

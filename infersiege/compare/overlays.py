@@ -156,15 +156,17 @@ def _changes(found: Comparison) -> Chart | None:
         key="changes",
         title=f"Ratios to {found.reference}",
         caption="A figure of a column divided by that of the reference, with its 95 % range where one is known.",
-        words="; ".join(words) + "." if words else "No difference is larger than its range.",
+        words="; ".join(words) + "." if words else "No difference is known to be more than chance.",
         figure={"data": data, "layout": layout},
         wide=True,
     )
 
 
 def _marks(lines: Sequence[Line], place: int, name: str) -> Figure:
-    cells = [(line, line.cells[place]) for line in lines if (line.cells[place].change or -1) > -1]
-    ratios = [1 + (cell.change or 0.0) for _, cell in cells]
+    found = [(line, line.cells[place]) for line in lines]
+    # On a logarithmic axis a figure that fell to 0 has no place.
+    cells = [(line, cell) for line, cell in found if cell.change is not None and cell.change > -1]
+    ratios = [1 + cell.change for _, cell in cells if cell.change is not None]
     lows = [cell.change_low for _, cell in cells]
     highs = [cell.change_high for _, cell in cells]
     color = PALETTE[place % len(PALETTE)]

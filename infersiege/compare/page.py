@@ -23,7 +23,8 @@ MARK = '<meta name="generator" content="infersiege compare">'
 
 _STYLE = """
 .swatch { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; }
-td .change { display: block; font-size: 12px; color: var(--soft); }
+td .change { display: block; font-size: 12px; color: var(--soft); white-space: normal; min-width: 96px; }
+@media (min-width: 861px) { .few td .change { display: inline-block; min-width: 250px; } }
 td .better { color: var(--good); } td .worse { color: var(--bad); } td .differs { color: var(--odd); }
 thead th.run { white-space: normal; min-width: 130px; max-width: 240px; overflow-wrap: anywhere; }
 .figures tbody th { position: sticky; left: 0; background: var(--card); z-index: 1; }
@@ -95,9 +96,10 @@ def _figures(found: Comparison) -> str:
         f'<tr><th scope="row">{text(name)}</th>{"".join(f"<td>{text(value)}</td>" for value in values)}</tr>'
         for name, values in word_rows(found)
     ]
+    few = " few" if len(found.columns) <= 3 else ""
     caption = f"Figures of the steady phase, and differences against {found.reference}"
     return (
-        f'<div class="scroll figures" role="region" tabindex="0" aria-label="{text(caption)}"><table>'
+        f'<div class="scroll figures{few}" role="region" tabindex="0" aria-label="{text(caption)}"><table>'
         f'<caption>{text(caption)}</caption><thead><tr><th scope="col" class="left"></th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
