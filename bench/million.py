@@ -21,8 +21,8 @@ import numpy as np
 from generated import where_and_when, write_block
 
 from infersiege.metrics.histogram import bucket_of
-from infersiege.plan.load_schema import Stage
-from infersiege.plan.schema import Channel, Load, Plan, Run, Slo, Workload
+from infersiege.plan.load_schema import Load, Stage
+from infersiege.plan.schema import Channel, Plan, Run, Slo, Workload
 from infersiege.records import (
     ClientHealth,
     ErrorClass,

@@ -31,6 +31,7 @@ COMMANDS: Commands = {
     "baseline": ("infersiege.cli.baseline", "Keep the figures of some runs, to hold later ones against."),
     "compare": ("infersiege.cli.compare", "Runs side by side: figures, differences, what is unfair."),
     "report": ("infersiege.cli.report", "Rebuild a run's summary and report."),
+    "export": ("infersiege.cli.export", "Write a run's turns as Parquet or CSV."),
     "recover": ("infersiege.cli.recover", "Bring home what a crash left in workers' spools."),
     "traces": ("infersiege.cli.traces", "Look at traces, and make others of them."),
     "emulate": ("infersiege.cli.emulate", "A fake engine on real sockets, with true times on record."),

@@ -49,7 +49,7 @@ _COUNTS: Final = (
     "tls_duration_ns",
     "server_ttft_ns",
 )
-_INSTANTS: Final = (
+INSTANTS: Final = (
     "due_ns",
     "attempt_ns",
     "sent_ns",
@@ -60,8 +60,9 @@ _INSTANTS: Final = (
     "last_token_ns",
     "closed_ns",
 )
+"""Fields of a TurnRecord that are instants: ns since the Unix epoch on the master's clock."""
 _counts_of = attrgetter(*_COUNTS)
-_instants_of = attrgetter(*_INSTANTS)
+_instants_of = attrgetter(*INSTANTS)
 
 
 def damage_of(turn: TurnRecord, span: Span) -> str | None:
@@ -74,7 +75,7 @@ def damage_of(turn: TurnRecord, span: Span) -> str | None:
     low_ns, high_ns = span
     for at_ns in _instants_of(turn):
         if at_ns is not None and not low_ns <= at_ns <= high_ns:
-            name = _INSTANTS[_instants_of(turn).index(at_ns)]
+            name = INSTANTS[_instants_of(turn).index(at_ns)]
             return f"{name} is {at_ns}, which is more than a day from the run"
     gaps, seconds = turn.gaps, turn.chunks_by_second
     if gaps and not (min(gaps) >= 0 and max(gaps) <= _LAST_BUCKET and _possible(gaps)):
@@ -113,7 +114,7 @@ def _suspicious(batch: Batch, span: Span) -> Mask:
     for name in _COUNTS:
         column = batch.ints(name)
         marked |= known(column) & ((column < 0) | (column > _most(name)))
-    for name in _INSTANTS:
+    for name in INSTANTS:
         column = batch.ints(name)
         marked |= known(column) & ((column < low_ns) | (column > high_ns))
     for name, low, high in (
