@@ -195,6 +195,10 @@ def _is(group: GroupSummary, cut: Cut) -> bool:
     return (group.scenario, group.channel, group.stage) == (cut.scenario, cut.channel, cut.stage)
 
 
+ENOUGH_CHECKED = 30
+"""Checked answers that a rule on `quality` takes: below that one answer moves the share by more than 3 points."""
+
+
 def needed_for(slo: Slo) -> int:
     """Values that a rule takes to be judged.
 
@@ -204,7 +208,7 @@ def needed_for(slo: Slo) -> int:
     """
     stat = STATS.get(slo.stat or "")
     if stat is None:
-        return slo.min_samples or 1
+        return slo.min_samples or (ENOUGH_CHECKED if slo.metric == "quality" else 1)
     return max(slo.min_samples or _usual(stat), stat.floor)
 
 
@@ -240,6 +244,8 @@ def _measured(metric: Metric, slo: Slo, group: GroupSummary) -> _Measured:
 def _measured_rate(metric: Metric, slo: Slo, group: GroupSummary) -> _Measured:
     ended = group.counts.ok + group.counts.failed
     n = ended if metric.name in _OF_ENDED else group.counts.started
+    if metric.name == "quality":
+        n = group.checked
     needed = needed_for(slo)
     value = group.rates.get(metric.name)
     if n < needed:
@@ -258,6 +264,7 @@ _WHY_NO_RATE = {
     "cache_share": "the server does not tell cached tokens",
     "cost_per_million_output_tokens": "no price in the plan, or nobody knows this cut's part of what the GPUs cost",
     "delivered_share": "the plan asks no load of this cut as such",
+    "quality": "no answer was checked: the plan needs [quality]",
 }
 
 

@@ -25,6 +25,7 @@ from infersiege.metrics.goodput import JUDGEMENTS, TurnLimits
 from infersiege.metrics.histogram import bucket_of
 from infersiege.metrics.limits import WIDE_SLACK_NS
 from infersiege.metrics.parts import Part, parts
+from infersiege.metrics.quality import Answers
 from infersiege.metrics.turn import BURST_NS
 from infersiege.records import EarlierAttempt, ErrorClass, Outcome, Phase, Reason, TokensFrom, TurnRecord
 
@@ -95,6 +96,7 @@ class Cell:
         self.tally: Counter[str] = Counter()
         """Whole-number counts by name; the names are in the code below."""
         self.bill = Bill()
+        self.answers = Answers()
         self.written = facts.written_prompts.get(scenario)
         self.length_errors = array("d")
         self.emulated = channel in facts.emulated
@@ -120,7 +122,8 @@ class Cell:
             tally.update(dict(zip(JUDGEMENTS, counts.tolist(), strict=True)))
 
     def add_odd(self, turn: TurnRecord) -> None:
-        """What few turns have: flags, and counts of what is left of a quota."""
+        """What few turns have: flags, scores of checked prompts, and counts of what is left of a quota."""
+        self.answers.add(turn)
         self.tally["quota_gone"] += 0 in turn.quota_left.values()
         self.tally["odd_usage"] += ODD_USAGE in turn.flags
         self.emulated = self.emulated or "emulated" in turn.flags
@@ -249,7 +252,7 @@ class Collector:
             if cell is not None:
                 self._cell(*cell).add(part)
         for turn in batch.turns:
-            if turn.flags or turn.quota_left or turn.earlier or turn.reason is Reason.INTERNAL:
+            if turn.flags or turn.quota_left or turn.earlier or turn.quality or turn.reason is Reason.INTERNAL:
                 self._odd(turn)
 
     def _kind(self, kind: Kind, count: int) -> None:

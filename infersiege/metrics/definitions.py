@@ -318,6 +318,15 @@ _ALL: tuple[Metric, ...] = (
         "sum(cached_tokens) / sum(prompt_tokens) where both are known",
     ),
     _rate(
+        "quality",
+        "Quality",
+        "ratio",
+        "higher",
+        "Answers of checked prompts that passed all of their checks. Turns that failed gave no answer and are in the "
+        "error share instead.",
+        "answers that passed / answers that were checked",
+    ),
+    _rate(
         "delivered_share",
         "Delivered share",
         "ratio",

@@ -88,6 +88,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Groups that rules need beside the usual ones (gate.cuts)."""
     streamed: dict[str, bool] = {}
     """Channel -> a stream was asked for; channels that are not named were streamed."""
+    checked: frozenset[str] = frozenset()
+    """Scenarios of checked prompts: only a group of their own has their latencies."""
     cache_hints: dict[str, str] = {}
     """Channel -> which flag of the server would make it tell cached tokens."""
     written_prompts: dict[str, WrittenPrompts] = {}

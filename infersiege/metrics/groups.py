@@ -25,6 +25,7 @@ from infersiege.metrics.facts import Cut, SteadyWindow
 from infersiege.metrics.flow import Bill, Flow
 from infersiege.metrics.histogram import Histogram, percentiles, rank_of
 from infersiege.metrics.orders import range_ranks
+from infersiege.metrics.quality import pass_share
 from infersiege.records import Cost, Counts, Distribution, GroupSummary, Outcome, PromptLengths
 
 Key = TypeVar("Key", str, Outcome)
@@ -103,6 +104,9 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
     shared = cut.replica is not None or (cut.channel is not None and any(flow.routed for flow in flows))
     rates["users"] = None if shared else users_alive(flows, windows)
     rates["delivered_share"] = _delivered_share(cut, loads)
+    checked, rates["quality"] = pass_share([cell.answers for cell in cells])
+    timed = _timed(cut, cells, collector.facts.checked)
+    timed_outcomes = outcomes if len(timed) == len(cells) else _sum(cell.outcomes for cell in timed)
     lengths = prompt_lengths(cells)
     return GroupSummary(
         scenario=cut.scenario,
@@ -112,7 +116,9 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
         emulated=any(cell.emulated for cell in cells),
         counts=counts_of(outcomes),
         steady_duration_ns=sum(window.duration_ns for window in windows),
-        distributions={m.name: _distribution(m, cells, outcomes) for m in METRICS.values() if m.kind == "distribution"},
+        distributions={
+            m.name: _distribution(m, timed, timed_outcomes) for m in METRICS.values() if m.kind == "distribution"
+        },
         rates={m.name: rates[m.name] for m in METRICS.values() if m.kind == "rate"},
         prompt_tokens=tally["prompt_tokens"] if tally["prompt_known"] else None,
         output_tokens=tally["output_tokens"] if tally["output_known"] else None,
@@ -120,12 +126,29 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
         finish_reasons=dict(sorted(_sum(cell.finish_reasons for cell in cells).items())),
         in_flight_mean=mean_alive(start_ns, end_ns, windows),
         in_flight_max=peak_alive(start_ns, end_ns, windows),
-        notes=_notes(cells, flows, outcomes, tally) + _about_lengths(lengths) + _about_cost(cost),
+        notes=_notes(cells, flows, outcomes, tally)
+        + _about_checked(cells, timed)
+        + _about_lengths(lengths)
+        + _about_cost(cost),
         cost=cost,
         channels=tuple(sorted({cell.key[1] for cell in cells})),
         failed_attempts=dict(sorted(_sum(cell.failed_attempts for cell in cells).items())),
         prompt_lengths=lengths,
+        checked=checked,
     )
+
+
+def _timed(cut: Cut, cells: list[Cell], checked: frozenset[str]) -> list[Cell]:
+    """Cells whose turns are in the distributions: without checked prompts, which are short and would move percentiles
+    that are about the load, unless they are asked for by name or all there is."""
+    if cut.scenario is not None or not checked:
+        return cells
+    return [cell for cell in cells if cell.key[0] not in checked] or cells
+
+
+def _about_checked(cells: list[Cell], timed: list[Cell]) -> tuple[str, ...]:
+    left = sum(cell.outcomes.total() for cell in cells) - sum(cell.outcomes.total() for cell in timed)
+    return (f"{left:,} turns of checked prompts are in no percentile here, but in all rates",) if left else ()
 
 
 def costs(collector: Collector) -> tuple[Cost, ...]:

@@ -238,6 +238,7 @@ def warnings_of(collector: Collector, whole: GroupSummary) -> tuple[str, ...]:
         f"{account.scenario}: the trace was played {account.repeat_factor:.1f} times over: this is also a cache test"
         for account in collector.facts.traces
         if account.repeat_factor is not None and account.repeat_factor > 1
+        if account.scenario not in collector.facts.checked  # they are few, and meant to be asked again
     ]
     users = [load.users for load in collector.facts.loads if load.users is not None]
     warnings += _about_client(collector)

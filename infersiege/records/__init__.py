@@ -38,6 +38,7 @@ from infersiege.records.messages import (
     TraceChanges,
     UserSlots,
 )
+from infersiege.records.quality import AnswerHealth, QualityShare
 from infersiege.records.rows import (
     ClientHealth,
     EarlierAttempt,
@@ -86,6 +87,7 @@ from infersiege.records.workers import WorkerSummary
 __all__ = [
     "SCHEMA_VERSION",
     "Ack",
+    "AnswerHealth",
     "Assignment",
     "BlockText",
     "Branch",
@@ -125,6 +127,7 @@ __all__ = [
     "Phase",
     "Plays",
     "PromptLengths",
+    "QualityShare",
     "RateAsk",
     "RateUse",
     "Ready",

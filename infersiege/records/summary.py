@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from infersiege.records.client import ClientSummary, ClientVerdict
+from infersiege.records.quality import AnswerHealth, QualityShare
 from infersiege.records.verdicts import RuleResult, StoppedEarly
 from infersiege.records.words import Verdict
 from infersiege.records.workers import WorkerSummary
@@ -163,6 +164,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     but the cost, since their turn is counted where it ended."""
     prompt_lengths: PromptLengths | None = None
     """None: no turn had a prompt of which we wrote all, or the server told no token counts."""
+    checked: int = 0
+    """Answers behind the rate `quality`: those of checked prompts."""
 
 
 class DeliveredLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,6 +359,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The same."""
     served: tuple[ServedRequests, ...] = ()
     """By channel; empty: no engine tells how many requests it finished."""
+    quality: tuple[QualityShare, ...] = ()
+    """Pass shares of checked prompts: the whole run, then by stage, channel and set; empty: none was checked."""
+    answers: tuple[AnswerHealth, ...] = ()
+    """By stage; empty: no answer of any turn looked broken."""
     resources: tuple[StageResources, ...] = ()
     """One per stage; empty: no GPU and no engine was watched."""
     telemetry: TelemetryAccount | None = None

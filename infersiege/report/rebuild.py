@@ -23,6 +23,7 @@ from infersiege.metrics.summary import summary_of
 from infersiege.metrics.windows import Windows
 from infersiege.plan.schema import Plan
 from infersiege.plan.streams import Stream, streams_of
+from infersiege.quality.items import FORMAT
 from infersiege.records import ClientHealth, EventRow, SeriesRow, Summary, Verdict, WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.details import Details
@@ -125,6 +126,7 @@ def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequen
         limits=gate.request_limits(plan.slos),
         cuts=gate.cuts(plan.slos),
         streamed={name: channel.stream for name, channel in plan.channels.items()},
+        checked=frozenset(workload.scenario for workload in plan.workloads if workload.format == FORMAT),
         cache_hints={name: channel.cache_hint for name, channel in file.channels.items() if channel.cache_hint},
         written_prompts=file.written_prompts,
         planned_turns=file.planned_turns,

@@ -1,0 +1,42 @@
+"""How good the answers were, in summary.json: of checked prompts, and what the texts of all turns themselves tell."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class QualityShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of checked prompts that passed all of their checks, of ok turns due in steady (docs/quality.md)."""
+
+    stage: str | None = None
+    """None, also below: all of them."""
+    channel: str | None = None
+    set: str | None = None
+    """Of the file of prompts: arithmetic, format …"""
+    n: int
+    """Answers that were checked. Turns that failed gave none, and are in the error share."""
+    passed: int
+    share: float
+    low: float
+    """Of the 95 % range of the share (Wilson)."""
+    high: float
+    failed: dict[str, int] = {}
+    """`SET/ITEM: KIND, KIND` of the checks that did not hold -> answers; only where stage, channel and set are None."""
+
+
+class AnswerHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of one stage that were none any more, as far as their own text tells; of turns due in steady."""
+
+    stage: str
+    ok: int
+    """Turns that succeeded, among them those below but `empty`."""
+    repeated: int = 0
+    """Ended in a loop."""
+    garbled: int = 0
+    """Broken UTF-8, control characters, UTF-8 read as Latin-1."""
+    blank: int = 0
+    """White space only."""
+    cut_short: int = 0
+    """The engine stopped before a length that it was told to fill (`ignore_eos`)."""
+    empty: int = 0
+    """Turns that failed as `no_output`."""
