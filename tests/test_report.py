@@ -71,7 +71,7 @@ def found(sample: list[TurnRecord], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def page(found: Rebuilt) -> str:
-    return render(found.summary, found.plan, found.windows, found.collected, found.events)
+    return render(found.summary, found.plan, found.windows, found.collected, found.events, details=found.details)
 
 
 def rebuilt(tmp_path: Path, rows: list[TurnRecord], **more: Any) -> Rebuilt:
@@ -79,7 +79,7 @@ def rebuilt(tmp_path: Path, rows: list[TurnRecord], **more: Any) -> Rebuilt:
 
 
 def page_of(found: Rebuilt) -> str:
-    return render(found.summary, found.plan, found.windows, found.collected, found.events)
+    return render(found.summary, found.plan, found.windows, found.collected, found.events, details=found.details)
 
 
 class Page(HTMLParser):

@@ -30,9 +30,18 @@ if TYPE_CHECKING:
 @click.option(
     "--influx-url", metavar="URL", help="InfluxDB to fetch from.  [default: that of the run's plan; needs the above]"
 )
+@click.option(
+    "--language",
+    type=click.Choice(["en", "zh"]),
+    default="en",
+    show_default=True,
+    help="Of report.html: English or Chinese. Names of metrics and what the run itself holds stay English.",
+)
 @click.option("--open/--no-open", "open_it", default=False, help="Open report.html in the browser.  [default: no]")
 @click.pass_context
-def report(context: click.Context, run: Path, with_telemetry: bool, influx_url: str | None, open_it: bool) -> None:
+def report(
+    context: click.Context, run: Path, with_telemetry: bool, influx_url: str | None, language: str, open_it: bool
+) -> None:
     """Rebuild summary.json, report.html and windows.jsonl of RUN from its turns and plan, and print the tables.
 
     The same figures come out, whatever happened to these files; those of GPUs and engines come from telemetry/*.jsonl
@@ -50,6 +59,7 @@ def report(context: click.Context, run: Path, with_telemetry: bool, influx_url: 
     from infersiege.errors import ExitCode, UsageError, strongest
     from infersiege.report import judged, read, write
     from infersiege.report.tables import print_summary
+    from infersiege.report.words import LANGUAGES
     from infersiege.rundir import RunDirectory
     from infersiege.telemetry.remarks import silent
 
@@ -62,7 +72,7 @@ def report(context: click.Context, run: Path, with_telemetry: bool, influx_url: 
     unwritten: list[InfersiegeError] = []
     if target is not None:
         found = _with_remarks(directory, found, silent(silent_hosts, target.url), unwritten.append)
-    write(directory, found, unwritten.append)
+    write(directory, found, unwritten.append, LANGUAGES[language])
     if target is not None:
         _write_again(directory, found, target)
     print_summary(found.summary, Console(highlight=False), examples=found.examples)

@@ -14,8 +14,9 @@ def title_of(metric: Metric, say: Words) -> str:
 
 
 def described(metric: Metric, say: Words) -> str:
-    """What the metric means."""
-    return CHINESE_METRICS[metric.name] if say.language == CHINESE.language else metric.description
+    """What the metric means; in English where its language has no words for it."""
+    own = CHINESE_METRICS if say.language == CHINESE.language else {}
+    return own.get(metric.name, metric.description)
 
 
 def glossary(say: Words) -> str:

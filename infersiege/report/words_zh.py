@@ -406,6 +406,7 @@ CHINESE_WORDS: Final[Mapping[str, str]] = {
     "memory bandwidth": "显存带宽",
     "compute": "计算",
     "not clear": "不明确",
+    "Quality": "Quality 质量",
 }
 """English words -> Chinese words, with the same {fields}."""
 # fmt: on
