@@ -16,7 +16,7 @@ from test_report import Page, check_page
 
 from infersiege.cli.report import report
 from infersiege.metrics.definitions import METRICS
-from infersiege.report import Rebuilt, delivered, judged, read, words
+from infersiege.report import Rebuilt, delivered, judged, quality_html, read, words
 from infersiege.report.event_words import EVENT_WORDS
 from infersiege.report.glossary_zh import CHINESE_METRICS
 from infersiege.report.headline import VERDICTS
@@ -27,8 +27,10 @@ from infersiege.report.stages import DASHBOARDS, ENGINE_FIGURES, GPU_FIGURES, un
 from infersiege.report.tables import STOPPED
 from infersiege.report.words import CHINESE, ENGLISH, LANGUAGES
 from infersiege.report.words_zh import CHINESE_WORDS
+from infersiege.report.words_zh_charts import CHINESE_CHART_WORDS
 from infersiege.resources import limit
 
+TABLE = CHINESE.table
 MODULES = Path(words.__file__).parent
 
 LIMITS = (
@@ -47,6 +49,7 @@ TABLES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("titles of tables", (delivered.TITLE, DUE_TITLE, STOPPED), "shared with the terminal"),
     ("unwatched", (unwatched(True), unwatched(False)), "the section on hardware"),
     ("limits", LIMITS, "what limited a stage"),
+    ("collapsed answers", quality_html._TITLES, "heads of a table"),
 )
 """(name, words, where) of everything that is said by a name and not where it stands."""
 
@@ -69,22 +72,26 @@ def fields(text: str) -> set[str]:
 def test_no_word_is_missing_in_chinese() -> None:
     found = set(spoken())
     assert len(found) > 200, "the words of the page were found at all"
-    assert sorted((said, where) for said, where in found if said not in CHINESE_WORDS) == []
+    assert sorted((said, where) for said, where in found if said not in TABLE) == []
 
 
 @pytest.mark.parametrize(("name", "said", "why"), TABLES)
 def test_no_word_of_a_table_is_missing_in_chinese(name: str, said: tuple[str, ...], why: str) -> None:
     assert said, name
-    assert [one for one in said if one not in CHINESE_WORDS] == [], why
+    assert [one for one in said if one not in TABLE] == [], why
 
 
 def test_no_chinese_word_is_left_over() -> None:
     known = {said for said, _ in spoken()} | {one for _, said, _ in TABLES for one in said}
-    assert sorted(set(CHINESE_WORDS) - known) == []
+    assert sorted(set(TABLE) - known) == []
+
+
+def test_no_word_is_in_both_parts_of_the_table() -> None:
+    assert set(CHINESE_WORDS) & set(CHINESE_CHART_WORDS) == set()
 
 
 def test_the_same_fields_are_filled_in_both_languages() -> None:
-    assert [english for english, chinese in CHINESE_WORDS.items() if fields(english) != fields(chinese)] == []
+    assert [english for english, chinese in TABLE.items() if fields(english) != fields(chinese)] == []
 
 
 def test_every_metric_is_explained_in_chinese() -> None:
@@ -147,7 +154,7 @@ def test_no_sentence_of_ours_is_english_on_a_chinese_page(found: Rebuilt) -> Non
     page = check_page(source)
     assert ("html", {"lang": "zh-Hans"}) in page.elements
     own = "\n".join(Foreign(source).own)
-    sentences = [said for said, chinese in CHINESE_WORDS.items() if len(said.split()) >= 3 and said != chinese]
+    sentences = [said for said, chinese in TABLE.items() if len(said.split()) >= 3 and said != chinese]
     titles = " ".join(one.title.lower() for one in METRICS.values())
     assert [
         said for said in sentences if said.lower() not in titles and re.search(rf"\b{re.escape(said)}\b", own)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from infersiege.report.words_zh import CHINESE_WORDS
+from infersiege.report.words_zh_charts import CHINESE_CHART_WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Words:
 
 
 ENGLISH: Final = Words("en", {})
-CHINESE: Final = Words("zh-Hans", CHINESE_WORDS)
+CHINESE: Final = Words("zh-Hans", {**CHINESE_WORDS, **CHINESE_CHART_WORDS})
 
 LANGUAGES: Final[Mapping[str, Words]] = {"en": ENGLISH, "zh": CHINESE}
 """By the name that `infersiege report --language` takes."""
