@@ -18,7 +18,7 @@ from infersiege.gate import judge
 from infersiege.gate.baseline import Baseline, with_floors
 from infersiege.gate.comparable import FREE, WORDS, allowed_words, differences, facts_of
 from infersiege.gate.relative import COMPARABLE, against, with_baseline, without_baseline_rules
-from infersiege.plan.schema import Plan, Slo
+from infersiege.plan.schema import Plan, Quality, Slo
 from infersiege.records import RuleResult, Verdict
 from infersiege.report.schema import schemas
 from infersiege.rundir import PlanFile
@@ -372,9 +372,16 @@ def test_a_baseline_holds_no_address_no_place_and_no_long_text() -> None:
         api_key_env="SECRET_NAME",
         extra_body={"system": "you are a bank's assistant " * 20},
         ca="/etc/private/ca.pem",
+        tokenizer="/etc/private/tokenizer.json",
+        proxy="http://inner.example:3128",
     )
     workload = msgspec.structs.replace(plan.workloads[0], trace="/data/private/agent.jsonl")
-    changed = msgspec.structs.replace(plan, channels={"local": channel}, workloads=(workload, *plan.workloads[1:]))
+    changed = msgspec.structs.replace(
+        plan,
+        channels={"local": channel},
+        workloads=(workload, *plan.workloads[1:]),
+        quality=Quality(file="/etc/private/checks.jsonl"),
+    )
     text = msgspec.json.encode(side("base", file=the_file("x", changed))).decode()
     for private in ("inner.example", "SECRET_NAME", "/etc/private", "/data/private", "bench-1"):
         assert private not in text

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -155,6 +156,7 @@ def _planned(plan: Plan) -> Iterator[tuple[str, str]]:
         yield from _flat(f"price.{name}", channel.pop("price"))
         yield f"plan.channel.{name}.replicas", str(len(plan.channels[name].addresses))
         told = {key: value for key, value in channel.items() if key not in _TOLD}
+        told |= {"tokenizer": _file_name(channel["tokenizer"]), "proxy": channel["proxy"] and _digest(channel["proxy"])}
         yield from _flat(f"plan.channel.{name}", _bound("channel.*.", told))
     yield from _flat("plan.hybrid", values["hybrids"])
     for workload in values["workloads"]:
@@ -162,8 +164,8 @@ def _planned(plan: Plan) -> Iterator[tuple[str, str]]:
         if workload["trace"].startswith("builtin:"):
             yield f"trace.{name}.builtin", workload["trace"]
         yield from _flat(f"plan.workload.{name}", _bound("workload.*.", workload))
-    if values.get("quality"):
-        yield from _flat("plan.quality", values["quality"])
+    if quality := values["quality"]:
+        yield from _flat("plan.quality", quality | {"file": _file_name(quality["file"])})
 
 
 _TOLD = ("model", "engine", "dialect")
@@ -192,12 +194,20 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
+def _file_name(path: str | None) -> str | None:
+    return path if path is None or path.startswith("builtin:") else PurePath(path).name
+
+
+def _digest(text: str) -> str:
+    return f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
 def _shortened(text: str) -> str:
     """On one line; long values (a text in extra_body) by their beginning and a hash."""
     line = " ".join(text.split())
     if len(line) <= LONGEST:
         return line
-    return f"{line[: LONGEST // 2]}… (SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
+    return f"{line[: LONGEST // 2]}… ({_digest(text)})"
 
 
 # ----------------------------------------------------------------------------------------------------- both sides
