@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infersiege.emulator import text
+from infersiege.emulator.faults import Fault
 from infersiege.emulator.profile import PROFILES, Api, Profile
 from infersiege.emulator.refusal import Reason, RefusedError, invalid, over_context
 from infersiege.emulator.settings import EmulatorSettings
@@ -40,6 +41,18 @@ class Answer:
     @property
     def output_tokens(self) -> int:
         return len(self.pieces)
+
+
+_LOOP = ("and ", "so ", "on ", "it ", "goes ")
+_GARBLE = ("\ufffd\ufffd", "th\ufffd", " a\ufffd")
+
+
+def collapsed(answer: Answer, fault: Fault) -> Answer:
+    """The answer as its fault wants it: as long as it was, and none any more. Calls of tools stay."""
+    words = _LOOP if fault.loop else _GARBLE if fault.garble else ()
+    if not words or answer.tool is not None:
+        return answer
+    return replace(answer, pieces=tuple(words[place % len(words)] for place in range(len(answer.pieces))))
 
 
 def _room(wish: Wish, profile: Profile, limit: int) -> tuple[int, bool]:

@@ -68,6 +68,10 @@ class Fault:
     """Send the events before the first token twice."""
     reasoning: int | None = None
     """So many leading tokens go out as reasoning."""
+    loop: bool = False
+    """The answer is a few words over and over, as of an engine that collapsed."""
+    garble: bool = False
+    """The answer is full of replacement characters."""
     burst: bool = False
     """Hold everything back and write it at once at the end."""
     trickle: int | None = None

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from infersiege.emulator.answer import Answer
+from infersiege.emulator.answer import Answer, collapsed
 from infersiege.emulator.faults import Fault
 from infersiege.emulator.frames import END, Counts, Frames, Script, http_chunk
 from infersiege.emulator.frames_chat import ChatFrames, CompletionFrames
@@ -74,9 +74,9 @@ class Reply:
         self.truth = truth
         self.last_write_ns = truth.received_ns
         self._connection = connection
-        self._answer = answer
         self._settings = settings
         self._fault = fault or Fault()
+        answer = self._answer = collapsed(answer, self._fault)
         self._metrics = metrics
         self._over = over
         self._fields = {"x-request-id": truth.request_id, **(fields or {})}

@@ -25,6 +25,7 @@ from infersiege.report.latency_html import delivered_html, group_notes, latency_
 from infersiege.report.markup import grid, script_json, section, text
 from infersiege.report.numbers import moment, span
 from infersiege.report.page import POLICY, SCRIPT, STYLE, script_words
+from infersiege.report.quality_html import quality_charts, quality_html
 from infersiege.report.rules_html import rules_html
 from infersiege.report.run_html import what_was_run
 from infersiege.report.shapes import distribution, distributions, shapes_of, slack
@@ -50,10 +51,12 @@ class _Charts:
     errors: list[Chart]
     health: list[Chart]
     hardware: list[Chart]
+    quality: list[Chart]
 
     def all(self) -> list[Chart]:
         return [
             *self.load, *self.shapes, *self.latency, *self.breakdown, *self.errors, *self.health, *self.hardware,
+            *self.quality,
         ]  # fmt: skip
 
 
@@ -102,6 +105,7 @@ def _charts(
         errors=[axis.errors()],
         health=[*own, *HealthSeries(details, axis, events).charts()],
         hardware=WatchedSeries(watched, axis).charts() if watched else [],
+        quality=quality_charts(summary, say),
     )
 
 
@@ -118,6 +122,7 @@ def _sections(
     """In the order in which people ask: what came out, for whom, why, and whether to believe it."""
     nothing = f'<p class="soft">{text(say("Nothing was measured."))}</p>'
     breakdown = (by_turn_table(collected, say), length_table)
+    answers = quality_html(summary, charts.quality, say)
     by = (grid(charts.breakdown) if charts.breakdown else "", *breakdown)
     return [
         ("figures", say("Figures"), cards(summary.groups[0], say) if summary.groups else nothing),
@@ -135,6 +140,7 @@ def _sections(
         *_hardware(summary, plan, charts.hardware, say),
         ("latency", say("Latency"), grid([*charts.shapes, *charts.latency]), server_table(summary, say)),
         *([("breakdown", say("By turn and prompt length"), *by)] if any(by) else []),
+        *([("quality", say("Quality of the answers"), *answers)] if answers else []),
         ("errors", say("Errors"), grid(charts.errors), errors_html(collected, details, summary, say)),
         ("slowest", say("Slowest turns"), slowest_html(details, summary.started_ns, say)),
         ("health", say("Load generator"), health_html(summary, collected, charts.health, say)),

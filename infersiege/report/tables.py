@@ -42,6 +42,7 @@ from infersiege.report.numbers import (
     share,
     span,
 )
+from infersiege.report.quality_html import quality_tables
 from infersiege.report.stages import SHORT, measured, unwatched
 
 VERDICT_STYLE: Mapping[Verdict, str] = {
@@ -304,6 +305,8 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
         for group in summary.groups:
             for note in group.notes:
                 console.print(Padding(Text(f"{group_name(group)}: {printable(note)}", style="dim"), (0, 0, 0, 2)))
+    for table in quality_tables(summary):
+        console.print(table)
     if summary.resources:
         console.print()
         print_resources(summary, console)

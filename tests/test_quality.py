@@ -1,0 +1,391 @@
+"""Checked prompts and their checks, the set that ships, the light JSON Schema, shares, and texts that collapsed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infersiege.emulator.text import prose
+from infersiege.errors import TraceError
+from infersiege.metrics.proportions import chance_of_more, wilson
+from infersiege.quality import Said, Score, collapse_flags, open_quality, read_score, score
+from infersiege.quality.checks import make_check, normalised, numbers_in
+from infersiege.quality.collapse import is_garbled, is_looped
+from infersiege.quality.json_shape import faults_of_schema, fits
+
+BASIC = open_quality("builtin:basic")
+CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris", "days": 2}'}}
+
+
+# ------------------------------------------------------------------------------------------------------- the set
+
+
+@pytest.mark.parametrize("item", BASIC.items, ids=lambda item: item.name)
+def test_every_prompt_of_the_set_has_an_answer_that_passes_and_one_that_does_not(item: Any) -> None:
+    assert item.good is not None and item.bad is not None
+    assert score(item, item.good.text, item.good.tool_calls).passed
+    assert not score(item, item.bad.text, item.bad.tool_calls).passed
+    assert not score(item, "").passed, "an answer without a word passes nothing"
+    assert item.session.turns[0].extra["max_tokens"] <= 60
+
+
+def test_the_set_is_of_every_kind_in_both_languages() -> None:
+    lines = (Path(__file__).parents[1] / "infersiege/quality/basic.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    rows = [json.loads(line) for line in lines]
+    kinds = {(row["set"], row["language"]) for row in rows}
+    wanted = ("arithmetic", "extraction", "format", "instruction", "tool-call")
+    assert kinds == {(name, language) for name in wanted for language in ("en", "zh")}
+    assert 38 <= len(rows) <= 50
+
+
+def test_prompts_that_call_tools_are_left_out_where_there_are_none() -> None:
+    without = open_quality("builtin:basic", tools=False)
+    assert {item.set for item in BASIC.items} - {item.set for item in without.items} == {"tool-call"}
+    assert without.rows == BASIC.rows and without.skipped == {"calls tools": 4}
+
+
+# ------------------------------------------------------------------------------------------------------- checks
+
+
+@pytest.mark.parametrize(
+    ("check", "text", "holds", "reason"),
+    [
+        ({"contains": "Paris"}, "it is PARIS, sir", True, "case does not count"),
+        ({"contains": "Paris", "case": True}, "PARIS", False, "unless it is to"),
+        ({"contains": ["a", "b"]}, "only a", False, "all of a list"),
+        ({"contains": ["x", "b"], "any": True}, "b", True, "or any of it"),
+        ({"contains": "１２"}, "12", True, "full-width digits are digits"),
+        ({"not_contains": ["Rome"]}, "Paris", True, ""),
+        ({"not_contains": ["Rome"]}, "Paris, not Rome", False, ""),
+        ({"regex": r"\d{4}-\d{2}"}, "on 2024-03.", True, "found anywhere"),
+        ({"regex": r"\d{4}", "whole": True}, "in 2024", False, "the whole of it"),
+        ({"equals": "yes"}, ' "Yes." ', True, "quotes, case and full stop do not count"),
+        ({"equals": "是"}, "是。", True, "nor those of Chinese"),
+        ({"equals": "yes"}, "yes, it is", False, ""),
+        ({"number": 42}, "17 + 25 = 42", True, "the last number"),
+        ({"number": 17, "take": "first"}, "17 + 25 = 42", True, ""),
+        ({"number": 42, "take": "only"}, "17 + 25 = 42", False, "it is not the only one"),
+        ({"number": 3.14, "within": 0.01}, "3.15", True, "the border is inside"),
+        ({"number": 3.14, "within": 0.01}, "3.151", False, ""),
+        ({"number": 1024}, "1,024 bytes", True, "thousands are written with commas"),
+        ({"number": -5}, "−5", True, "the true minus sign"),
+        ({"number": 12}, "B12", False, "a name is no number"),
+        ({"number": 1}, "none", False, "no number at all"),
+        ({"json": "object", "required": ["a"]}, '```json\n{"a": 1}\n```', True, "in a fence"),
+        ({"json": "object", "bare": True}, '```json\n{"a": 1}\n```', False, "a program would not read that"),
+        ({"json": "object"}, 'Here: {"a": 1}', False, "words around it"),
+        ({"json": "object"}, "[1]", False, "another kind of value"),
+        ({"json": "value"}, "NaN", False, "that is no JSON"),
+        ({"json": "value"}, "[" * 5000, False, "nested beyond reason"),
+        ({"json": "object", "equals": {"a": 1}}, '{"a": 1.0}', True, "one number"),
+        ({"json": "object", "equals": {"a": 1}}, '{"a": true}', False, "true is not 1"),
+        ({"json": "array", "schema": {"items": {"type": "integer"}}}, "[1, 2.5]", False, ""),
+        ({"length": "words", "max": 2}, "one two three", False, ""),
+        ({"length": "chars", "min": 1}, "", False, ""),
+        ({"length": "lines", "min": 2, "max": 2}, "a\n\nb\n", True, "empty lines do not count"),
+        ({"number": 4}, "<think>2 + 2 is 5?</think>\n4", True, "thoughts are no answer"),
+        ({"contains": "5"}, "<think>2 + 2 is 5?</think>\n4", False, "thoughts are no answer"),
+        ({"no_tool": True}, "text", True, ""),
+        ({"tool": "weather"}, "weather", False, "words are no call"),
+    ],
+)
+def test_a_check_of_a_text(check: dict[str, Any], text: str, holds: bool, reason: str) -> None:
+    assert make_check(check).holds(Said.of(text)) is holds, reason
+
+
+@pytest.mark.parametrize(
+    ("check", "calls", "holds", "reason"),
+    [
+        ({"tool": "weather"}, [CALL], True, "called at all"),
+        ({"tool": "weather", "arguments": {"city": "paris"}}, [CALL], True, "further arguments may be there"),
+        ({"tool": "weather", "arguments": {"city": "Rome"}}, [CALL], False, ""),
+        ({"tool": "weather", "arguments": {"days": "2"}}, [CALL], False, "a text is no number"),
+        ({"tool": "news"}, [CALL], False, "another function"),
+        ({"tool": "weather", "only": True}, [CALL, CALL], False, "twice"),
+        ({"tool": "weather", "arguments": {"a": 1}}, [{"function": {"name": "weather", "arguments": "{"}}], False, ""),
+        ({"tool": "weather"}, [{"function": None}, {}], False, "calls of no form"),
+        ({"no_tool": True}, [CALL], False, ""),
+    ],
+)
+def test_a_check_of_calls(check: dict[str, Any], calls: list[dict[str, Any]], holds: bool, reason: str) -> None:
+    assert make_check(check).holds(Said.of("", tuple(calls))) is holds, reason
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        ({}, "a check is an object"),
+        ({"contain": "x"}, "begins with its kind"),
+        ({"contains": 3}, "needs a text"),
+        ({"contains": "x", "cased": True}, "has no option 'cased'"),
+        ({"regex": "("}, "can't be read"),
+        ({"number": float("nan")}, "finite number"),
+        ({"number": True}, "finite number"),
+        ({"number": 1, "within": -1}, "not below 0"),
+        ({"json": "list"}, "value, object or array"),
+        ({"json": "value", "schema": {"oneOf": []}}, "'oneOf' is not known"),
+        ({"length": "chars"}, "needs min or max"),
+        ({"length": "words", "min": 3, "max": 2}, "max at or above min"),
+        ({"callable": "os:getcwd"}, "allow_code"),
+    ],
+)
+def test_a_check_that_is_none(check: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make_check(check)
+
+
+def test_own_code_runs_only_where_it_is_allowed_and_may_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_checks_of_a_test.py").write_text("def short(text, calls):\n    return len(text) < 5 or 1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check = make_check({"callable": "own_checks_of_a_test:short"}, allow_code=True)
+    assert check.holds(Said.of("abc"))
+    assert not check.holds(Said.of("a longer text")), "code that raises has not passed the answer"
+    with pytest.raises(ValueError, match="ModuleNotFoundError"):
+        make_check({"callable": "no_such_module_here:f"}, allow_code=True)
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_a_check(text: str) -> None:
+    for item in BASIC.items:
+        found = score(item, text)
+        assert read_score(str(found)) == found
+    assert normalised(normalised(text)) == normalised(text)
+    numbers_in(text)
+
+
+@given(
+    st.from_regex(r"[a-z][a-z0-9.-]{0,9}", fullmatch=True),
+    st.from_regex(r"[a-z][a-z0-9.-]{0,9}", fullmatch=True),
+    st.lists(st.sampled_from(["json", "number", "equals"]), unique=True),
+)
+def test_a_score_is_read_as_it_was_written(name: str, item: str, failed: list[str]) -> None:
+    made = Score(name, item, tuple(failed))
+    assert read_score(str(made)) == made
+
+
+@pytest.mark.parametrize("text", [None, "", "pass", "fail a/b", "pass a/b: json", "good a/b"])
+def test_what_is_no_score(text: str | None) -> None:
+    assert read_score(text) is None
+
+
+# ------------------------------------------------------------------------------------------------------- the file
+
+
+def written(tmp_path: Path, *rows: Any, header: Any = None) -> str:
+    path = tmp_path / "q.jsonl"
+    lines = [{"infersiege_quality": 1} if header is None else header, *rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
+    return str(path)
+
+
+GOOD_ROW = {"id": "a", "prompt": "Hi", "checks": [{"contains": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({**GOOD_ROW, "id": "a b"}, "other characters"),
+        ({**GOOD_ROW, "checks": []}, "has no checks"),
+        ({**GOOD_ROW, "check": []}, "unknown field `check`"),
+        ({**GOOD_ROW, "messages": []}, "prompt or messages"),
+        ({**GOOD_ROW, "max_tokens": 0}, "from 1 to"),
+        ({**GOOD_ROW, "good": "y"}, "the good answer does not pass contains"),
+        ({**GOOD_ROW, "bad": "x"}, "the bad answer passes every check"),
+        ({**GOOD_ROW, "tools": [{}]}, "a tool is written"),
+        ({"id": "a", "messages": [{"role": "user"}], "checks": [{"contains": "x"}]}, "needs a role and a content"),
+        ([], "Expected `object`"),
+    ],
+)
+def test_a_row_that_can_not_be(tmp_path: Path, row: Any, said: str) -> None:
+    with pytest.raises(TraceError) as raised:
+        open_quality(written(tmp_path, {**GOOD_ROW, "id": "first"}, row))
+    assert said in str(raised.value) and ":3: " in str(raised.value), str(raised.value)
+
+
+def test_every_fault_of_a_file_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TraceError) as raised:
+        open_quality(written(tmp_path, GOOD_ROW, GOOD_ROW, {**GOOD_ROW, "id": "b", "checks": [{"x": 1}]}))
+    lines = str(raised.value).split("\n")
+    assert [line.split(":")[1] for line in lines] == ["3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no prompts"),
+        ('{"infersiege_quality": 1}\n', "has no prompts"),
+        ('{"infersiege_quality": 2}\n{}\n', "version 2"),
+        ('{"id": "a"}\n', "is no file of checked prompts"),
+        ('{"infersiege_quality": 1}\n{"id": \n', ":2: not JSON"),
+    ],
+)
+def test_a_file_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=re.escape(said)):
+        open_quality(str(path))
+
+
+def test_toml_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "q.toml"
+    path.write_text(
+        'infersiege_quality = 1\n[[item]]\nid = "a"\nset = "facts"\nprompt = "Capital of France?"\n'
+        'checks = [{contains = "Paris"}]\ngood = "Paris"\n'
+    )
+    (item,) = open_quality(str(path)).items
+    assert (item.name, item.set) == ("a", "facts")
+    assert score(item, "It is Paris.").passed
+
+
+# ------------------------------------------------------------------------------------------------------- JSON Schema
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from([0.5, 1.0, -2.0]) | st.text("ab", max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=6,
+)
+SCHEMAS = st.recursive(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["string", "integer", "number", "boolean", "array", "object", "null"])
+            | st.lists(st.sampled_from(["string", "integer", "null"]), min_size=1, unique=True),
+            "enum": st.lists(VALUES, min_size=1, max_size=3),
+            "const": VALUES,
+            "minimum": st.integers(-3, 3),
+            "exclusiveMaximum": st.integers(-3, 3),
+            "minLength": st.integers(0, 2),
+            "maxItems": st.integers(0, 2),
+            "pattern": st.sampled_from(["a", "^b", "ab$"]),
+            "required": st.lists(st.sampled_from("abc"), unique=True, max_size=2),
+        },
+    ),
+    lambda inner: st.fixed_dictionaries(
+        {},
+        optional={
+            "properties": st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+            "additionalProperties": inner | st.booleans(),
+            "items": inner | st.booleans(),
+        },
+    ),
+    max_leaves=4,
+)
+
+
+@given(SCHEMAS, VALUES)
+def test_the_light_validator_says_what_jsonschema_says(schema: dict[str, Any], value: Any) -> None:
+    assert faults_of_schema(schema) == []
+    assert fits(value, schema) == jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+# ------------------------------------------------------------------------------------------------------- shares
+
+
+@pytest.mark.parametrize(
+    ("passed", "n", "low", "high"),
+    [
+        (0, 10, 0.0, 0.2775),
+        (10, 10, 0.7225, 1.0),
+        (81, 263, 0.2553, 0.3662),  # R. G. Newcombe, Statistics in Medicine 17 (1998) 857, table I
+        (15, 148, 0.0624, 0.1605),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_has_the_published_ranges(passed: int, n: int, low: float, high: float) -> None:
+    assert wilson(passed, n) == pytest.approx((low, high), abs=6e-5)
+
+
+@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_a_range_holds_its_share(case: tuple[int, int]) -> None:
+    passed, n = case
+    low, high = wilson(passed, n)
+    assert 0 <= low <= passed / n <= high <= 1 and low < high
+    assert wilson(n - passed, n) == pytest.approx((1 - high, 1 - low))
+
+
+def test_fisher_by_hand_and_at_size() -> None:
+    # The lady tasting tea: 3 of 4 and 1 of 4 the other way, 17/70 = 0.2429 (R. A. Fisher).
+    assert chance_of_more(1, 4, 3, 4) == pytest.approx(17 / 70)
+    assert chance_of_more(0, 100, 0, 100) == 1.0
+    assert chance_of_more(0, 1000, 12, 1000) < 1e-3
+    assert chance_of_more(500, 500_000, 800, 500_000) < 1e-12
+    assert chance_of_more(500, 500_000, 510, 500_000) > 0.3
+
+
+# ------------------------------------------------------------------------------------------------------- collapse
+
+PROSE = (
+    "The harbour wakes before the town does. Boats come in with their lamps still lit, and the first buyers stand on "
+    "the wet stones with their hands in their sleeves. By seven the fish is gone, the cats have had their share, and "
+    "somebody sweeps the ice into the sea. Nothing of it is written down; everybody knows what was paid. "
+)
+TABLE = "| name | value |\n|------|-------|\n" + "".join(f"| row {row} | {row * 37 % 101} |\n" for row in range(30))
+CODE = "".join(f"    if kind == {n}:\n        return self._handle_{n}(value)\n" for n in range(12))
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "reason"),
+    [
+        ("", (), "a call of a tool may have no text"),
+        ("Paris.", (), ""),
+        (PROSE * 2, (), "said twice is no loop"),
+        (TABLE, (), "rows of a table are alike"),
+        (CODE, (), "so are branches of a program"),
+        ("-" * 120, (), "a line of dashes"),
+        ("ha " * 40, (), "somebody laughs"),
+        (PROSE + "and so on " * 60, ("repeated",), "a loop at the end"),
+        ("!" * 400, ("repeated",), "one character, as of an overflow in half precision"),
+        ("我们可以" * 80, ("repeated",), "in Chinese"),
+        (PROSE + PROSE[:200] * 8, ("repeated",), "a long period"),
+        ("".join(f"Step {n}: {PROSE[:150]}" for n in range(10, 40)), ("repeated",), "a loop that counts"),
+        ("日本語のテキストです。" + "\ufffd" * 2, (), "a character that the length limit cut"),
+        ("broken \ufffd text \ufffd here \ufffd and", ("garbled",), ""),
+        ("Ã©tÃ© Ã©tÃ© vÃ©cu dÃ©jÃ ", ("garbled",), "UTF-8 read as Latin-1"),
+        ("ä¸­å›½çš„é¦–éƒ½æ˜¯åŒ—äº¬ã€‚", ("garbled",), "the same of Chinese"),
+        ("L’été à la plage, déjà vécu… « Où ? » Às vezes — não é só isso.", (), "accents and quotation marks"),
+        ("a\x01b\x02c\x03", ("garbled",), "control characters"),
+        ("tabs\tand\r\nlines\n", (), ""),
+        (" \n\n ", ("blank",), ""),
+        ("\n" * 500, ("blank",), "blanks are blank, not a loop"),
+        ("🙂" * 20 + "👩‍👩‍👧", (), "emoji with joiners"),
+    ],
+)
+def test_what_collapsed(text: str, flags: tuple[str, ...], reason: str) -> None:
+    assert collapse_flags(text) == flags, reason
+
+
+def test_reasoning_is_looked_at_where_there_is_no_answer() -> None:
+    assert collapse_flags("", "wait, " * 100) == ("repeated",)
+    assert collapse_flags("The answer is 4.", "wait, " * 100) == ()
+    assert collapse_flags(" ", "", (CALL,)) == ()
+    assert collapse_flags("short", short_of=3) == ("cut_short",)
+    assert collapse_flags("whole", short_of=0) == ()
+
+
+@pytest.mark.parametrize("chinese", [False, True])
+def test_the_emulators_own_text_is_none_of_it(chinese: bool) -> None:
+    """Its vocabulary is small: a false alarm would be on every run of a demo."""
+    for seed in range(300):
+        text = "".join(prose(random.Random(seed), 40 * (seed % 30 + 1), chinese=chinese))
+        assert collapse_flags(text) == (), text[-200:]
+
+
+@given(st.text(min_size=1, max_size=80).filter(lambda text: not text.isspace()), st.text(max_size=60))
+def test_any_loop_is_found_wherever_it_is_cut(unit: str, before: str) -> None:
+    text = before + unit * (600 // len(unit) + 1)
+    assert is_looped(text)
+    assert is_looped(text[: len(text) - len(unit) // 2])
+
+
+@given(st.text(max_size=400))
+def test_looking_never_raises(text: str) -> None:
+    is_looped(text * 8)
+    is_garbled(text)
