@@ -316,16 +316,16 @@ NOBODY = Slo(metric="cache_share", at_least=0.1)
     [
         (make.many(20), (P50,), Judged.PASS, None, "measured, within"),
         (make.many(20, 200.0), (P50,), Judged.FAIL, None, "measured, outside"),
-        (make.many(20), (P99,), Judged.NO_DATA, 6.0, "p99 needs 100 turns: 5 times as many, and some to spare"),
-        (make.many(90), (P99,), Judged.NO_DATA, 1.5, "nearly enough"),
+        (make.many(20), (P99,), Judged.NO_DATA, 18.0, "p99 needs 299 turns: 15 times as many, and some to spare"),
+        (make.many(290), (P99,), Judged.NO_DATA, 1.5, "nearly enough"),
         (make.many(20, 200.0), (P99, P50), Judged.FAIL, None, "one broken rule is enough, whatever another lacks"),
         (make.many(20), (P50, NOBODY), Judged.NO_DATA, None, "no length makes a server tell its cache"),
         (make.many(20), (P99, NOBODY), Judged.NO_DATA, None, "the same, beside one that length would help"),
         (cut(5, 100), (P50,), Judged.NO_DATA, 2.0, "nothing ended: the answers may take longer than the probe"),
         (make.many(95) + cut(5, 900), (P99,), Judged.FAIL, None, "cut turns past the limit break p99 for certain"),
-        (make.many(95) + cut(5, 100), (P99,), Judged.NO_DATA, 1.5, "cut before the limit: nobody knows"),
-        (make.many(200) + cut(5, 100), (P99,), Judged.NO_DATA, 2.0, "turns enough, but the cut ones hide it"),
-        (make.many(99) + cut(1, 900), (P99,), Judged.NO_DATA, 1.5, "one of 100 may be past a p99"),
+        (make.many(285) + cut(15, 100), (P99,), Judged.NO_DATA, 1.5, "cut before the limit: nobody knows"),
+        (make.many(400) + cut(10, 100), (P99,), Judged.NO_DATA, 2.0, "turns enough, but the cut ones hide it"),
+        (make.many(297) + cut(3, 900), (P99,), Judged.NO_DATA, 1.5, "three of 300 may be past a p99"),
     ],
 )
 def test_verdict_on_a_probe(

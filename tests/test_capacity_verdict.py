@@ -109,7 +109,7 @@ def test_the_load_that_grows_is_found_among_several() -> None:
     [
         (20, 4, Judged.PASS, None, "five of each"),
         (19, 4, Judged.NO_DATA, 1.5, "one fewer"),
-        (3, 5, Judged.NO_DATA, 10.0, "not even one of each: 25 are needed, and some to spare"),
+        (6, 10, Judged.NO_DATA, 10.0, "not even one of each: 50 are needed, and some to spare"),
     ],
 )
 def test_a_closed_load_needs_five_turns_of_each_user(

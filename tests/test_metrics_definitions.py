@@ -115,7 +115,7 @@ def test_every_name_is_its_key_and_every_rate_has_no_turn() -> None:
 
 
 def test_statistics_are_the_fields_of_a_distribution() -> None:
-    beside = {"unit", "n", "missing", "failed_share", "cancelled_share"}
+    beside = {"unit", "n", "missing", "failed_share", "cancelled_share", "ranges"}
     assert set(STATS) == set(Distribution.__struct_fields__) - beside
     assert (STATS["p99"].floor, STATS["p99_9"].floor) == (100, 1000)
 

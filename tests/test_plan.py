@@ -347,10 +347,10 @@ FAULTS = [
         "plan.toml:10: load.stages: there are none in it; write [[load.stages]]",
     ),
     (
-        "key of later, in a table",
+        "no such file of checks",
         '"m"',
         '"m"\n[quality]\nfile = "q.jsonl"',
-        "plan.toml:6: quality: is not there yet (planned: quality checks)",
+        "plan.toml:7: quality.file: q.jsonl: cannot be read: No such file or directory; quality.file names it",
     ),
     ("no model", 'model = "m"\n', "", "plan.toml:3: channel.local.model: is missing; model name to ask for"),
     ("no channel", CHANNEL, "", "plan.toml: channel: is missing; write [channel.NAME]: where requests go"),

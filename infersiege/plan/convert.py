@@ -89,7 +89,9 @@ class _Converter:
         if not elsewhere and not near:
             self.faults.add(here, f"unknown key; here are: {', '.join(legal)}")
             return
-        meant = elsewhere[0] if elsewhere else (*path, near[0])
+        # A forgotten plural is more likely than the key of another table.
+        plural = {f"{name}s", name.removesuffix("s")}.intersection(legal)
+        meant = elsewhere[0] if elsewhere and not plural else (*path, near[0])
         self.faults.add(here, f"unknown key; did you mean {dotted(meant)}?")
         self.faults.mark(meant)
 
