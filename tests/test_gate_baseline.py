@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -167,6 +168,13 @@ def test_free_keys_are_keys_of_the_plan() -> None:
             assert {key, f"{key}_ns"} & set(tables[table]), name
         else:
             assert {table, f"{table}s"} & set(Plan.__struct_fields__), name
+
+
+def test_the_document_has_every_word_and_every_key_that_may_differ() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "gate.md").read_text(encoding="utf-8")
+    rows = [f"| `{name}` | {word.meaning} |" for name, word in WORDS.items()]
+    rows += [f"| `{name}` | {why} |" for name, why in FREE.items()]
+    assert [row for row in rows if row not in text] == []
 
 
 @pytest.mark.parametrize(
