@@ -1,0 +1,183 @@
+"""Checked prompts in whole runs against the emulator: their share, their scores, and answers that collapse."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from siege import Siege, check_conserved, plan_text
+
+from infersiege.emulator.process import EmulatorProcess
+from infersiege.errors import PlanError
+from infersiege.plan import load_plan
+from infersiege.quality import read_score
+from infersiege.records import Outcome, Verdict
+from infersiege.swarm.source import SessionSource
+
+OPEN = 'mode = "open"\nrate = 25\narrivals = "poisson"'
+ITEMS = [
+    {"id": "any", "set": "easy", "prompt": "Say anything.", "checks": [{"length": "chars", "min": 1}]},
+    {"id": "none", "set": "hard", "prompt": "Say 7.", "checks": [{"number": 7}, {"contains": "seven"}]},
+]
+
+
+def quality_file(tmp_path: Path) -> str:
+    path = tmp_path / "checks.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"infersiege_quality": 1}, *ITEMS])))
+    return f'[quality]\nfile = "{path}"\n'
+
+
+def source_of(tmp_path: Path, text: str, *, place: int = 0, members: int = 1) -> SessionSource:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    return SessionSource(load_plan(path, (), {}), place=place, members=members)
+
+
+# ------------------------------------------------------------------------------------------------------- the mix
+
+
+@pytest.mark.parametrize("load", [OPEN, 'mode = "closed"\nusers = 4'])
+@pytest.mark.parametrize("share", [0.02, 0.25, 0.9])
+def test_a_share_of_sessions_is_replaced_and_no_arrival_moves(tmp_path: Path, load: str, share: float) -> None:
+    run = "stop = {sessions = 2000}\nseed = 11"
+    plain = list(source_of(tmp_path, plan_text("http://127.0.0.1:1", load=load, run=run)).tickets())
+    more = f"[quality]\nshare = {share}"
+    source = source_of(tmp_path, plan_text("http://127.0.0.1:1", load=load, run=run, more=more))
+    mixed = list(source.tickets())
+    assert [(one.index, one.offset_ns) for one in mixed] == [(one.index, one.offset_ns) for one in plain]
+    checked = [one for one in mixed if source.checked_item(one) is not None]
+    assert abs(len(checked) - 2000 * share) <= 3, "evenly spread, so the share holds to within a few sessions"
+    assert [one.session_index for one in checked] == list(range(len(checked)))
+    others = [one for one in mixed if source.checked_item(one) is None]
+    assert others == [plain[one.index] for one in others], "the sessions that stay are the same ones"
+    for start in range(0, 2000, 400):
+        part = sum(start <= one.index < start + 400 for one in checked)
+        assert abs(part - 400 * share) <= 3
+
+
+def test_every_worker_has_its_part_and_together_they_are_one(tmp_path: Path) -> None:
+    text = plan_text("http://127.0.0.1:1", load=OPEN, run='duration = "40s"', more="[quality]\nshare = 0.1")
+    whole = list(source_of(tmp_path, text).tickets())
+    parts = [list(source_of(tmp_path, text, place=place, members=4).tickets()) for place in range(4)]
+    assert sorted((one for part in parts for one in part), key=lambda one: one.index) == whole
+    counts = [sum(one.workload == 1 for one in part) for part in parts]
+    assert max(counts) - min(counts) <= 4, counts
+
+
+def test_of_two_workloads_both_give_their_share_to_their_own_channel(tmp_path: Path) -> None:
+    text = plan_text(
+        "http://127.0.0.1:1",
+        load=OPEN,
+        run="stop = {sessions = 1000}",
+        workload='scenario = "short-qa"\ntrace = "builtin:short-qa"\nchannel = "target"',
+        more='[channel.other]\nengine = "sglang"\nmodel = "m"\nbase_url = "http://127.0.0.1:2"\n[[workload]]\n'
+        'scenario = "agent"\ntrace = "builtin:agent"\nchannel = "other"\n[quality]\nshare = 0.2',
+    )
+    source = source_of(tmp_path, text)
+    channels = Counter(source.channel_of(one)[0] for one in source.tickets() if source.checked_item(one))
+    assert channels.keys() == {"target", "other"}
+    assert all(abs(count - 100) <= 6 for count in channels.values()), "replacing has nothing to do with dealing"
+    ids = [source.session_id(one)[0] for one in source.tickets()]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('[quality]\nfile = "none.jsonl"', "none.jsonl: cannot be read"),
+        ('[quality]\nfile = "builtin:hard"', "there is no such set"),
+        ("[quality]\nshare = 0", "share"),
+        ("[quality]\nshare = 1.5", "share"),
+        ('[[slo]]\nmetric = "quality"\nstat = "p99"\nmin = 0.9', "has no statistic"),
+    ],
+)
+def test_a_plan_that_can_not_be(tmp_path: Path, more: str, said: str) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(plan_text("http://127.0.0.1:1", more=more))
+    with pytest.raises(PlanError) as raised:
+        load_plan(path, (), {})
+    assert said in "\n".join(raised.value.faults), raised.value.faults
+
+
+def test_the_plan_of_a_run_is_read_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(plan_text("http://127.0.0.1:1", more=quality_file(tmp_path)))
+    plan = load_plan(path, (), {})
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=type(plan)) == plan
+    assert [workload.scenario for workload in plan.workloads] == ["short-qa", "quality"]
+    alone = load_plan(path, ("quality.share=1",), {})
+    assert [workload.scenario for workload in alone.workloads] == ["quality"]
+
+
+# ------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.mark.slow
+def test_checked_prompts_in_a_load_on_two_workers(siege: Siege, tmp_path: Path) -> None:
+    rules = '[[slo]]\nmetric = "quality"\nmin = 0.4\nmin_samples = 10\n[[slo]]\nmetric = "quality"\nmin = 0.9\n'
+    with EmulatorProcess("--output-tokens", "20") as emulator:
+        text = plan_text(
+            emulator.base_url,
+            load=OPEN,
+            run='duration = "4s"',
+            more=f"{rules}{quality_file(tmp_path)}share = 0.3",
+        )
+        ran = siege.run(text, "--workers", "2")
+    assert ran.code == 0, ran.out
+    check_conserved(ran)
+    checked = [turn for turn in ran.turns if turn.scenario == "quality"]
+    assert abs(len(checked) - 0.3 * len(ran.turns)) <= 3
+    assert {turn.outcome for turn in checked} == {Outcome.OK}, "a failed check is no failed turn"
+    assert {turn.quality for turn in checked} == {"pass easy/any", "fail hard/none: number, contains"}
+    assert all(turn.quality is None for turn in ran.turns if turn.scenario != "quality")
+    summary = ran.summary
+    whole = summary.quality[0]
+    passed = sum(bool(score and score.passed) for score in (read_score(turn.quality) for turn in checked))
+    assert (whole.n, whole.passed) == (len(checked), passed)
+    assert whole.failed == {"hard/none: number, contains": whole.n - whole.passed}
+    assert {one.set: one.share for one in summary.quality if one.set} == {"easy": 1.0, "hard": 0.0}
+    groups = {group.scenario: group for group in summary.groups}
+    everything = groups[None]
+    assert everything.rates["quality"] == whole.share
+    assert everything.counts.ok == len(ran.turns), "they are turns like all others"
+    assert everything.distributions["ttft"].n == groups["short-qa"].counts.ok, "but in no percentile of the load"
+    assert groups["quality"].distributions["ttft"].n == len(checked)
+    rules_of = [rule for rule in summary.rules if rule.metric == "quality"]
+    assert [rule.verdict for rule in rules_of] == [Verdict.PASS, Verdict.NO_DATA if whole.n < 30 else Verdict.FAIL]
+    assert not summary.answers and "Checked answers" in ran.out
+    page = (ran.path / "report.html").read_text(encoding="utf-8")
+    assert "hard/none: number, contains" in page and "Quality of the answers" in page
+    assert "Say anything" not in page
+
+
+@pytest.mark.slow
+def test_by_themselves_each_once(siege: Siege) -> None:
+    with EmulatorProcess("--output-tokens", "5") as emulator:
+        plan = (
+            f'[run]\nstop = {{sessions = 42}}\n[channel.t]\nengine = "vllm"\nbase_url = "{emulator.base_url}"\n'
+            'model = "emulated-model"\n[load]\nmode = "closed"\nusers = 4\nramp = "0s"\n[quality]\nshare = 1\n'
+        )
+        ran = siege.run(plan)
+    assert ran.code == 0, ran.out
+    assert len({turn.session_id for turn in ran.turns}) == len(ran.turns) == 42
+    assert ran.summary.quality[0].n == 42
+    assert ran.summary.groups[0].distributions["ttft"].n == 42, "where they are all there is, they have their latencies"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "flag"), [("loop", "repeated"), ("garble", "garbled")])
+def test_answers_that_collapse_are_seen_in_ordinary_turns(siege: Siege, fault: str, flag: str) -> None:
+    with EmulatorProcess("--output-tokens", "90", "--fault", fault, "--fault-every", "2") as emulator:
+        ran = siege.run(plan_text(emulator.base_url, load=OPEN, run='duration = "3s"', workload=SHORT))
+    share = sum(flag in turn.flags for turn in ran.turns) / len(ran.turns)
+    assert 0.4 < share < 0.6, [turn.flags for turn in ran.turns]
+    assert {turn.outcome for turn in ran.turns} == {Outcome.OK}
+    (stage,) = ran.summary.answers
+    assert getattr(stage, flag) == sum(flag in turn.flags for turn in ran.turns)
+    assert any("docs/quality.md" in warning for warning in ran.summary.warnings)
+
+
+SHORT = 'scenario = "short-qa"\ntrace = "builtin:short-qa"\noptions = {output_p50 = 90, output_sigma = 0.01}'
