@@ -139,6 +139,7 @@ thead small { display: block; font-weight: 400; color: var(--soft); }
 .left, tbody th { text-align: left; }
 tbody th { font-weight: 560; }
 td.text { text-align: left; white-space: normal; min-width: 220px; overflow-wrap: anywhere; }
+.slow td.text { white-space: nowrap; min-width: 0; }
 td abbr { text-decoration: none; cursor: help; color: var(--soft); }
 dl.facts {
   display: grid; grid-template-columns: minmax(110px, max-content) 1fr; gap: 5px 20px; margin: 0; padding: 12px 14px;

@@ -21,7 +21,7 @@ PHASES: Sequence[tuple[str, str]] = (
 )
 """(class in the style, words) of the time between two successive instants of `SlowTurn.instants_ns`."""
 
-WIDTH = 300
+WIDTH = 240
 """Of a timeline, in px."""
 
 
@@ -45,7 +45,7 @@ def slowest_html(details: Details, start_ns: int, say: Words) -> str:
     if not tables:
         return f'<p class="soft">{text(say("No ok turn of the steady phase."))}</p>'
     keys = "".join(f'<li><i class="key t-{name}"></i>{text(say(words))}</li>' for name, words in PHASES)
-    return f'<ul class="keys">{keys}</ul>{"".join(tables)}'
+    return f'<ul class="keys">{keys}</ul><div class="slow">{"".join(tables)}</div>'
 
 
 def _table(turns: Sequence[SlowTurn], metric: str, start_ns: int, say: Words) -> str:
