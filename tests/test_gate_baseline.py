@@ -19,7 +19,8 @@ from infersiege.gate import judge
 from infersiege.gate.baseline import Baseline, with_floors
 from infersiege.gate.comparable import FREE, WORDS, allowed_words, differences, facts_of
 from infersiege.gate.relative import COMPARABLE, against, with_baseline, without_baseline_rules
-from infersiege.plan.schema import Plan, Quality, Slo
+from infersiege.plan.quality_schema import Quality
+from infersiege.plan.schema import Plan, Slo
 from infersiege.records import RuleResult, Verdict
 from infersiege.report.schema import schemas
 from infersiege.rundir import PlanFile

@@ -15,6 +15,7 @@ from infersiege.plan.bounds import DURATION, LARGEST, MANY, PER_MILLION, SECOND_
 from infersiege.plan.bounds import meta as _meta
 from infersiege.plan.hybrid_schema import HYBRIDS, Hybrid
 from infersiege.plan.load_schema import Load
+from infersiege.plan.quality_schema import Quality
 from infersiege.plan.redis_schema import RedisAccess
 
 
@@ -368,27 +369,6 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
         _meta("Hosts whose GPUs belong to this run, when series are fetched from InfluxDB; default: all it has"),
     ] = ()
     grafana_url: Annotated[str | None, _meta("Grafana with infersiege's dashboards, for links from the report")] = None
-
-
-class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    """[quality]: checked prompts mixed into the load (docs/quality.md)."""
-
-    file: Annotated[
-        str, _meta("Prompts and checks: `builtin:basic`, or a file (JSON Lines or TOML, relative to the plan file)")
-    ] = "builtin:basic"
-    share: Annotated[
-        float,
-        _meta(
-            "Share of the sessions of [load] that are checked prompts instead; 1: they are sent by themselves",
-            unit="ratio",
-            above=0,
-            at_most=1,
-        ),
-    ] = 0.02
-    tools: Annotated[bool, _meta("Send the prompts that call tools, too; set false for servers without")] = True
-    allow_code: Annotated[
-        bool, _meta("Let checks of the file call functions of yours (`callable`): it runs code on every worker")
-    ] = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
