@@ -61,7 +61,8 @@ def page_with(found: Rebuilt) -> Page:
 def page_of_watched(found: Rebuilt) -> str:
     from infersiege.report.html import render
 
-    return render(found.summary, found.plan, found.windows, found.collected, found.events, found.watched)
+    parts = (found.summary, found.plan, found.windows, found.collected, found.events, found.watched, found.details)
+    return render(*parts)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def rules_html(summary: Summary, say: Words) -> str:
         name += f' <span class="soft">{text(say("(warns only)"))}</span>' if rule.severity == "warn" else ""
         name += f' <span class="soft">{text(say("(built in)"))}</span>' if rule.built_in else ""
         verdict = f'<span class="v-{kind}"><b>{rule.verdict.value.upper()}</b></span>'
-        value = text(figure(rule.value, rule.unit)) + _range(rule)
+        value = text(figure(rule.value, "" if rule.unit == "count" else rule.unit)) + _range(rule)
         rows.append([verdict, name, value, count(rule.n), english(text(rule_detail(rule, summary)), say)])
     columns = [(say("Verdict"), "", False), (say("Rule"), "", False), (say("Value"), say("95 % range"), True)]
     columns += [("n", "", True), (say("Why"), "", False)]
