@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
+import metrics_turns as make
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from infersiege.emulator.text import prose
 from infersiege.errors import TraceError
+from infersiege.metrics.facts import SteadyWindow
 from infersiege.metrics.proportions import chance_of_more, wilson
+from infersiege.metrics.summary import summarise
 from infersiege.quality import Said, Score, collapse_flags, open_quality, read_score, score
 from infersiege.quality.checks import make_check, normalised, numbers_in
 from infersiege.quality.collapse import is_garbled, is_looped
 from infersiege.quality.json_shape import faults_of_schema, fits
+from infersiege.records import ErrorClass, Outcome, Summary, TurnRecord
 
 BASIC = open_quality("builtin:basic")
 CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris", "days": 2}'}}
@@ -389,3 +393,69 @@ def test_any_loop_is_found_wherever_it_is_cut(unit: str, before: str) -> None:
 def test_looking_never_raises(text: str) -> None:
     is_looped(text * 8)
     is_garbled(text)
+
+
+# ------------------------------------------------------------------------------------------------------- by stage
+
+
+def staged(stage: str, wrong: int, right: int, looped: int) -> list[TurnRecord]:
+    turns = [make.turn(stage=stage, scenario="quality", quality="fail a/b: json") for _ in range(wrong)]
+    turns += [make.turn(stage=stage, scenario="quality", quality="pass a/b") for _ in range(right)]
+    turns += [make.turn(stage=stage, flags=("repeated",) if place < looped else ()) for place in range(100)]
+    return [
+        *turns,
+        make.turn(stage=stage, scenario="quality", outcome=Outcome.FAILED, error_class=ErrorClass.NO_OUTPUT),
+    ]
+
+
+def summary_of(*parts: list[TurnRecord]) -> Summary:
+    steady = tuple(
+        SteadyWindow(stage=f"s{place + 1}", start_ns=make.T0 + place * 10**10, end_ns=make.T0 + (place + 1) * 10**10)
+        for place in range(len(parts))
+    )
+    facts = make.facts(steady=steady, checked=frozenset({"quality"}))
+    turns = [turn for part in parts for turn in part]
+    random.Random(3).shuffle(turns)
+    return summarise(turns, facts)
+
+
+def test_a_stage_that_is_worse_than_the_first_is_warned_of_and_one_that_may_be_chance_is_not() -> None:
+    found = summary_of(staged("s1", 5, 45, 1), staged("s2", 9, 41, 4), staged("s3", 30, 20, 40))
+    shares = {one.stage: (one.n, one.passed) for one in found.quality if one.channel is None and one.set is None}
+    assert shares == {None: (150, 106), "s1": (50, 45), "s2": (50, 41), "s3": (50, 20)}
+    assert [(one.stage, one.repeated, one.empty) for one in found.answers] == [
+        ("s1", 1, 1),
+        ("s2", 4, 1),
+        ("s3", 40, 1),
+    ]
+    said = [warning for warning in found.warnings if warning.startswith("stage ")]
+    assert [warning.split(":")[0] for warning in said] == ["stage s3", "stage s3"]
+    assert "40 of 253 answers" not in said[0] and "30 of 50 checked answers were wrong" in said[1]
+
+
+def test_stages_that_are_alike_raise_no_alarm() -> None:
+    """1 % over both stages: of 200 runs with the same true share hardly any warns."""
+    draw = random.Random(5)
+    alarms = 0
+    for _ in range(200):
+        wrong = [sum(draw.random() < 0.2 for _ in range(60)) for _ in range(3)]
+        found = summary_of(*(staged(f"s{place + 1}", count, 60 - count, 0) for place, count in enumerate(wrong)))
+        alarms += any("quality falls" in warning for warning in found.warnings)
+    assert alarms <= 6
+
+
+def test_a_run_without_checks_and_with_sound_answers_says_nothing_of_them() -> None:
+    found = summarise([make.turn() for _ in range(50)], make.facts())
+    assert found.quality == () and found.answers == ()
+    assert found.groups[0].rates["quality"] is None and found.groups[0].checked == 0
+
+
+def test_order_and_split_of_the_turns_do_not_matter() -> None:
+    parts = [staged("s1", 3, 9, 2), staged("s2", 5, 7, 9)]
+    assert summary_of(*parts).quality == summary_of(*parts).quality
+
+
+def test_the_example_of_a_file_can_be_read() -> None:
+    path = Path(__file__).parents[1] / "examples" / "plans" / "quality.jsonl"
+    items = open_quality(str(path)).items
+    assert len(items) == 3 and all(item.good and item.bad for item in items)

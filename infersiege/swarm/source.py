@@ -19,9 +19,9 @@ from infersiege.quality import Item, QualityTrace
 from infersiege.records import Plays, Session, TextLengths, TraceAccount, TraceChanges, Turn
 from infersiege.redis_stream import trace_of
 from infersiege.schedule import Ticket, closed_tickets, open_tickets, replay_tickets
-from infersiege.schedule.replacing import replaced
 from infersiege.schedule.shares import is_mine
 from infersiege.swarm.ledger import workload_key
+from infersiege.swarm.mixing import in_turn, with_checked
 from infersiege.swarm.texts import synthesizers
 from infersiege.traces import Conversation, Trace, prompt_salt
 from infersiege.traces.play.session_lines import SessionLine
@@ -97,7 +97,7 @@ class SessionSource:
         Without a number: those of all streams, in turn.
         """
         wanted = [stream for stream in self.streams if number in (None, stream.number)]
-        return _in_turn([self._tickets(stream) for stream in wanted])
+        return in_turn([self._tickets(stream) for stream in wanted])
 
     def asked_tickets(self, stream: Stream) -> Iterator[Ticket]:
         """All arrivals that a stream's load asks for, in order, over all workers: in an open loop those too for which
@@ -136,14 +136,11 @@ class SessionSource:
 
     def _tickets(self, stream: Stream, *, endless: bool = False) -> Iterator[Ticket]:
         """`endless`: as if every trace wrapped, and without a number of sessions to stop at."""
-        if not stream.checked or self.plan.quality is None:
+        if not stream.checked:
             return self._planned_tickets(stream, endless=endless)
-        # Which of its sessions a workload of checked prompts is at depends on all workers' tickets before.
-        by_channel = {workload_channel(self.plan, self.plan.workloads[place]): place for place in stream.checked}
-        channels = {place: workload_channel(self.plan, self.plan.workloads[place]) for place in stream.workloads}
-        instead = {place: by_channel[name] for place, name in channels.items() if name in by_channel}
+        # Which prompt is next depends on the tickets of all workers before.
         whole = self.of_fleet(1).of_place(0)._planned_tickets(stream, endless=endless)
-        mixed = replaced(whole, self.plan.quality.share, self.plan.run.seed, instead)
+        mixed = with_checked(self.plan, stream, whole)
         return (ticket for ticket in mixed if is_mine(ticket.index, self._place, self._members, 0))
 
     def _planned_tickets(self, stream: Stream, *, endless: bool) -> Iterator[Ticket]:
@@ -213,7 +210,7 @@ class SessionSource:
         return next(span.name for span in reversed(spans) if span.start_ns <= offset_ns or span is spans[0])
 
     def checked_item(self, ticket: Ticket) -> Item | None:
-        """The checked prompt that is a ticket's session; None: its answers are not checked."""
+        """What the answer of a ticket's session is held against; None: it is not checked."""
         trace = self.traces[ticket.workload]
         return trace.item(self._place_in_trace(ticket)[1]) if isinstance(trace, QualityTrace) else None
 
@@ -300,18 +297,6 @@ class SessionSource:
                 break
             counts[place] += ticket.offset_ns >= spans_ns[place][0]
         return counts
-
-
-def _in_turn(streams: Sequence[Iterator[Ticket]]) -> Iterator[Ticket]:
-    """One of each, until all have ended."""
-    left = list(streams)
-    while left:
-        for tickets in tuple(left):
-            ticket = next(tickets, None)
-            if ticket is None:
-                left.remove(tickets)
-            else:
-                yield ticket
 
 
 def workload_channel(plan: Plan, workload: Workload) -> str:
