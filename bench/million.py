@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, sleep
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -170,16 +171,51 @@ def _batch(random: np.random.Generator, first: int, size: int, stage_s: int, cou
 def _turn(
     number: int, due_ns: int, one: dict[str, int], gaps: list[int], fate: float, cached: float, stage_s: int
 ) -> TurnRecord:
+    always = _always(number, due_ns, stage_s)
+    if fate > 0.99:
+        return TurnRecord(**always, outcome=Outcome.SKIPPED, reason=Reason.AFTER_FAILURE)
+    sent_ns = due_ns + one["late"] + 60_000
+    always |= {
+        "attempt_ns": due_ns + one["late"],
+        "sent_ns": sent_ns,
+        "sent_end_ns": sent_ns + 30_000,
+        "reused_connection": always["turn"] > 0,
+        "connect_duration_ns": None if always["turn"] else 210_000,
+        "attempts": 1,
+        "stamp_source": StampSource.KERNEL,
+        "bytes_out": one["prompt"] * 5,
+        "asked_prompt_tokens": one["prompt"],
+        "asked_output_tokens": one["tokens"],
+    }
+    first_ns = sent_ns + one["ttft"]
+    if fate < FAILED:
+        return TurnRecord(
+            **always,
+            closed_ns=first_ns,
+            first_byte_ns=first_ns,
+            outcome=Outcome.FAILED,
+            error_class=(ErrorClass.SERVER, ErrorClass.RATE_LIMIT, ErrorClass.OVERLOAD)[number % 3],
+            error_detail="HTTP 503: no capacity",
+            http_status=503,
+        )
+    cached_tokens = int(one["prompt"] * cached) if always["turn"] else 0
+    return TurnRecord(
+        **always,
+        **_answer(first_ns, one, gaps),
+        cached_tokens=cached_tokens,
+        finish_reason="stop" if number % 7 else "length",
+        outcome=Outcome.OK,
+    )
+
+
+def _always(number: int, due_ns: int, stage_s: int) -> dict[str, Any]:
+    """What every turn has; five make a session."""
     session, turn = number // 5, number % 5
     scenario = SCENARIOS[session % len(SCENARIOS)]
     channel = "sglang" if scenario == "chat" else "vllm"
     stage = min((due_ns - START_NS) // (stage_s * SECOND), STAGES - 1)
     into_ns = due_ns - START_NS - stage * stage_s * SECOND
-    sent_ns = due_ns + one["late"] + 60_000
-    first_ns = sent_ns + one["ttft"]
-    tokens = one["tokens"]
-    last_ns = first_ns + tokens * one["tpot"]
-    always: dict[str, object] = {
+    return {
         "run_id": "3f9c2a7be1d04c55",
         "worker": f"w{session % WORKERS}",
         "epoch": 1,
@@ -197,59 +233,34 @@ def _turn(
         "request_id": f"3f9c2a7b-{number:012d}",
         "due_ns": due_ns,
     }
-    if fate > 0.99:
-        return TurnRecord(**always, outcome=Outcome.SKIPPED, reason=Reason.AFTER_FAILURE)  # type: ignore[arg-type]
-    sent: dict[str, object] = {
-        "attempt_ns": due_ns + one["late"],
-        "sent_ns": sent_ns,
-        "sent_end_ns": sent_ns + 30_000,
-        "reused_connection": turn > 0,
-        "connect_duration_ns": None if turn else 210_000,
-        "attempts": 1,
-        "stamp_source": StampSource.KERNEL,
-        "bytes_out": one["prompt"] * 5,
-        "asked_prompt_tokens": one["prompt"],
-        "asked_output_tokens": tokens,
-    }
-    if fate < FAILED:
-        return TurnRecord(
-            **always,  # type: ignore[arg-type]
-            **sent,  # type: ignore[arg-type]
-            closed_ns=first_ns,
-            first_byte_ns=first_ns,
-            outcome=Outcome.FAILED,
-            error_class=(ErrorClass.SERVER, ErrorClass.RATE_LIMIT, ErrorClass.OVERLOAD)[number % 3],
-            error_detail="HTTP 503: no capacity",
-            http_status=503,
-        )
+
+
+def _answer(first_ns: int, one: dict[str, int], gaps: list[int]) -> dict[str, Any]:
+    tokens = one["tokens"]
+    last_ns = first_ns + tokens * one["tpot"]
     histogram: dict[int, int] = {}
     each, rest = divmod(max(tokens - 2, 0), len(gaps))
     for place, gap in enumerate(gaps):
         bucket, counted = bucket_of(gap), each + (place < rest)
         if counted:
             histogram[bucket] = histogram.get(bucket, 0) + counted
-    return TurnRecord(
-        **always,  # type: ignore[arg-type]
-        **sent,  # type: ignore[arg-type]
-        model_answered="qwen3-8b",
-        first_byte_ns=first_ns - 20_000,
-        first_token_ns=first_ns,
-        first_token_slack_ns=one["slack"],
-        first_answer_ns=first_ns,
-        last_token_ns=last_ns,
-        closed_ns=last_ns + 400_000,
-        prompt_tokens=one["prompt"],
-        cached_tokens=int(one["prompt"] * cached) if turn else 0,
-        output_tokens=tokens,
-        tokens_from=TokensFrom.USAGE,
-        chunks=tokens,
-        chunks_by_second=_by_second(first_ns, last_ns, tokens),
-        gaps=histogram,
-        finish_reason="stop" if number % 7 else "length",
-        outcome=Outcome.OK,
-        http_status=200,
-        bytes_in=tokens * 210,
-    )
+    return {
+        "model_answered": "qwen3-8b",
+        "first_byte_ns": first_ns - 20_000,
+        "first_token_ns": first_ns,
+        "first_token_slack_ns": one["slack"],
+        "first_answer_ns": first_ns,
+        "last_token_ns": last_ns,
+        "closed_ns": last_ns + 400_000,
+        "prompt_tokens": one["prompt"],
+        "output_tokens": tokens,
+        "tokens_from": TokensFrom.USAGE,
+        "chunks": tokens,
+        "chunks_by_second": _by_second(first_ns, last_ns, tokens),
+        "gaps": histogram,
+        "http_status": 200,
+        "bytes_in": tokens * 210,
+    }
 
 
 def _by_second(first_ns: int, last_ns: int, chunks: int) -> dict[int, int]:
