@@ -18,7 +18,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from metrics_turns import facts
+from metrics_turns import facts, streamed
+from metrics_turns import turn as turn_of
 from metrics_turns import turns as any_turn
 from records_sample import SECOND, START_NS, plan, records, write_run
 
@@ -402,6 +403,8 @@ def arrivals(turn: TurnRecord) -> Iterable[tuple[int, int, int]]:
 
 @given(st.lists(any_turn(), min_size=1, max_size=12))
 def test_columns_say_what_single_turns_say(turns: list[TurnRecord]) -> None:
+    bursts = [streamed(0, [10, 10 + last_ms], tokens=tokens) for last_ms in (0, 0.999999, 1) for tokens in (1, 2, 9)]
+    turns = [*turns, *bursts, streamed(0, [10, 90], tokens=4, first_chunk_tokens=4), turn_of(sent_ns=None)]
     (batch,) = batches(turns)
     for metric in METRICS.values():
         if metric.per_turn is None:
