@@ -181,3 +181,20 @@ def test_answers_that_collapse_are_seen_in_ordinary_turns(siege: Siege, fault: s
 
 
 SHORT = 'scenario = "short-qa"\ntrace = "builtin:short-qa"\noptions = {output_p50 = 90, output_sigma = 0.01}'
+
+
+def test_replayed_sessions_are_replaced_at_their_own_times(tmp_path: Path) -> None:
+    trace = tmp_path / "rows.csv"
+    rows = [f"2023-11-16 18:15:{second:02d}.0000000,60,12" for second in range(60)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    text = plan_text(
+        "http://127.0.0.1:1",
+        load='mode = "replay"',
+        run='duration = "60s"',
+        workload=f'scenario = "code"\ntrace = "{trace}"',
+        more="[quality]\nshare = 0.25",
+    )
+    source = source_of(tmp_path, text)
+    tickets = list(source.tickets())
+    assert [ticket.offset_ns for ticket in tickets] == [second * 10**9 for second in range(60)]
+    assert abs(sum(source.checked_item(ticket) is not None for ticket in tickets) - 15) <= 2

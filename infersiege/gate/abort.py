@@ -26,6 +26,7 @@ from infersiege.gate.rules import cut_of, request_limits
 from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.metrics.facts import RequestLimit
 from infersiege.metrics.histogram import bucket_bounds
+from infersiege.plan.quality_checks import SCENARIO as CHECKED
 from infersiege.plan.schema import Slo
 from infersiege.records import Phase, StoppedEarly, WindowRow
 
@@ -105,6 +106,8 @@ class Count:
             if row.good is None:
                 return
             past, within = row.failed + self._violating(row), row.good
+        elif row.scenario == CHECKED and self._cut.scenario is None:
+            return  # in no percentile of the summary either, unless they are named
         else:
             counts = _histogram(row, metric)
             past = _above(counts, (self._slo.at_most or 0.0) * METRICS[metric].per_unit)
