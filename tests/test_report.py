@@ -205,7 +205,7 @@ def test_no_digit_is_lost_in_a_narrow_terminal(found: Rebuilt, width: int, make_
     flowing = " ".join(text.split())
     for rule in summary.rules:
         assert rule.name.replace(" ", "") in text.replace("\n", "").replace(" ", "") or width >= 72
-        assert figure(rule.value, rule.unit) in flowing, text
+        assert figure(rule.value, rule.unit).removesuffix(" count") in flowing, text
     for turns in (summary.groups[0].errors or {}).values():
         assert f"{turns:,}" in flowing
 

@@ -159,12 +159,16 @@ def _write(directory: RunDirectory, found: Rebuilt, summary: Summary, unwritten:
     from infersiege.report.junit import gate_file, junit_xml
 
     write(directory, msgspec.structs.replace(found, summary=summary), unwritten.append)
+    junit: Path | None = None
     try:
-        directory.write_gate(gate_file(summary))
-        return directory.write_junit(junit_xml(summary, summary.rules))
+        junit = directory.write_junit(junit_xml(summary, summary.rules))
     except InfersiegeError as error:
         unwritten.append(error)
-        return None
+    try:
+        directory.write_gate(gate_file(summary))
+    except InfersiegeError as error:
+        unwritten.append(error)
+    return junit
 
 
 def _print_compared(compared: Compared, first: Summary, console: Console, *, alone: bool) -> None:
