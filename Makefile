@@ -82,6 +82,7 @@ bench: $(INSTALLED_BENCH)  ## Measure our client against known times and other c
 	$(BIN)/python bench/peers.py
 	$(BIN)/python bench/traces.py
 	$(BIN)/python bench/text.py
+	$(BIN)/python bench/million.py
 
 bench-peers: $(INSTALLED_BENCH)  ## Measure against other clients and whole load tools, into docs/performance.md (half an hour, 8 GB)
 	$(BIN)/python bench/tools.py --write
