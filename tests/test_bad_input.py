@@ -221,7 +221,7 @@ TABLE: dict[str, Bad] = {
     "option that is not there": Bad(
         "--worker for --workers: no such prefix is guessed", 2, ("--wrokers", "--workers"), options=("--wrokers", "2")
     ),
-    "no address": Bad("--bind without a port", 2, ("--bind", "HOST:PORT"), options=("--bind", "nonsense")),
+    "no address": Bad("--bind with a name of no host", 2, ("--bind nonsense",), options=("--bind", "nonsense")),
     "address of another host": Bad(
         "--bind with an address that this host does not have",
         2,
