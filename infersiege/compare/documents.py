@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from infersiege.compare.comparison import Cell, Comparison, Line
 from infersiege.compare.rows import written
-from infersiege.compare.tables import about, change_of, doubt_of, range_of, remarks, title_of, word_rows
+from infersiege.compare.tables import about, change_of, doubt_of, range_of, remarks, spread_of, title_of, word_rows
 from infersiege.report.numbers import printable
 
 CSV_HEADER = (
@@ -27,7 +27,7 @@ def markdown_table(found: Comparison) -> str:
     if found.emulated:
         lines += ["**EMULATED**: the target was infersiege's own emulator; the figures say nothing about hardware.", ""]
     lines += [f"* {_text(column.name)}: {_text(about(column))}" for column in found.columns]
-    lines += [f"* {_text(line)}" for line, _ in remarks(found)]
+    lines += [f"* {_text(line)}" for line, _ in remarks(found, whole=True)]
     return "\n".join(lines) + "\n"
 
 
@@ -36,7 +36,7 @@ def _named(name: str, doubt: str) -> str:
 
 
 def _cell(line: Line, cell: Cell) -> str:
-    parts = (written(line.unit, cell.value), change_of(line, cell), range_of(line, cell))
+    parts = (written(line.unit, cell.value), spread_of(line, cell), change_of(line, cell), range_of(line, cell))
     return " ".join(part for part in parts if part)
 
 

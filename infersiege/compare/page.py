@@ -12,7 +12,7 @@ import plotly.offline
 from infersiege.compare.comparison import Cell, ColumnShown, Comparison, Line
 from infersiege.compare.overlays import Shapes, charts_of
 from infersiege.compare.rows import written
-from infersiege.compare.tables import basis_lines, change_of, doubt_of, range_of, title_of, word_rows
+from infersiege.compare.tables import basis_lines, change_of, doubt_of, range_of, spread_of, title_of, word_rows
 from infersiege.report.charts import PALETTE
 from infersiege.report.markup import absent, grid, items, script_json, section, table, text
 from infersiege.report.numbers import count, moment, span
@@ -24,7 +24,7 @@ MARK = '<meta name="generator" content="infersiege compare">'
 _STYLE = """
 .swatch { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; }
 td .change { display: block; font-size: 12px; color: var(--soft); white-space: normal; min-width: 96px; }
-@media (min-width: 861px) { .few td .change { display: inline-block; min-width: 250px; } }
+@media (min-width: 861px) { .few td .change { display: inline-block; min-width: 66px; } .few td .range { min-width: 250px; } }
 td .better { color: var(--good); } td .worse { color: var(--bad); } td .differs { color: var(--odd); }
 thead th.run { white-space: normal; min-width: 130px; max-width: 240px; overflow-wrap: anywhere; }
 .figures tbody th { position: sticky; left: 0; background: var(--card); z-index: 1; }
@@ -116,12 +116,14 @@ def _cell(line: Line, cell: Cell) -> str:
     known = [one for one in cell.values if one is not None]
     if len(known) > 1:
         spread = f"{written(line.unit, min(known))} to {written(line.unit, max(known))}"
-        value += f'<span class="change">{text(spread)} in {len(known)} runs</span>'
+        value += (
+            f'<span class="change" title="{text(spread)} in {len(known)} runs">{text(spread_of(line, cell))}</span>'
+        )
     if cell.change is None:
         return f"<td>{value}</td>"
     where = f' title="{text(_WHERE[cell.basis])}"' if cell.basis is not None else ""
     said = f"{change_of(line, cell)} {range_of(line, cell)}".strip()
-    return f'<td>{value}<span class="change {text(cell.says)}"{where}>{text(said)}</span></td>'
+    return f'<td>{value}<span class="change range {text(cell.says)}"{where}>{text(said)}</span></td>'
 
 
 def _unequal(found: Comparison) -> str:

@@ -6,6 +6,7 @@ Colour only repeats what the words say.
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,9 +16,14 @@ from rich.text import Text
 
 from infersiege.compare.comparison import Cell, ColumnShown, Comparison, Line
 from infersiege.compare.rows import written
+from infersiege.compare.unequal import Unequal
+from infersiege.gate.change import floor_of
 from infersiege.report.fitting import fitted
 from infersiege.report.numbers import ABSENT, count, moment, printable, span
 from infersiege.report.tables import print_emulated
+
+FACTS_SHOWN = 3
+"""Facts of one kind that were compared on purpose; more of them are only named."""
 
 _NAME_WIDTH = 24
 _STYLES = {"better": "green", "worse": "red", "differs": "yellow"}
@@ -31,6 +37,8 @@ TURNS = (
     "ranges with * are what the turns of these runs tell. They do not hold how much runs of the same thing differ, "
     "which is often more: 5 runs of each side tell"
 )
+MISSING = "– is a figure that no run of the column has: p99 needs 100 turns, and the report of a run says why"
+SPREAD = "of several runs the mean is shown, and where there is room how much they differ (standard deviation)"
 
 
 def print_comparison(found: Comparison, console: Console) -> None:
@@ -49,18 +57,30 @@ def print_comparison(found: Comparison, console: Console) -> None:
         console.print(Text(printable(line), style=style), soft_wrap=not console.is_terminal)
 
 
-def remarks(found: Comparison) -> Iterator[tuple[str, str]]:
-    """What must be read with the table, most important last, with its style."""
+def remarks(found: Comparison, *, whole: bool = False) -> Iterator[tuple[str, str]]:
+    """What must be read with the table, most important last, with its style. `whole`: every fact with its values."""
     for line in (*basis_lines(found), *found.notes):
         yield f"note: {line}", "dim"
+    many = Counter(_word(fact) for fact in found.unequal if fact.expected)
+    shown = FACTS_SHOWN if not whole else len(found.unequal)
+    for word in (word for word, facts in many.items() if facts > shown):
+        names = [fact.name.removeprefix(f"{word}.") for fact in found.unequal if _word(fact) == word]
+        yield f"differs: {word}: {', '.join(names)} (page, --markdown and --json have the values)", "dim"
     for fact in sorted(found.unequal, key=lambda fact: not fact.expected):
-        told = "; ".join(f"{value} in {names}" for value, names in by_value(fact.values, found.columns))
-        if fact.expected:
-            yield f"differs: {fact.name}: {told}", "dim"
-        else:
-            yield f"unequal: {fact.name}: {told} ({fact.why})", "yellow"
+        if not fact.expected:
+            yield f"unequal: {fact.name}: {_told(fact, found)} ({fact.why})", "yellow"
+        elif many[_word(fact)] <= shown:
+            yield f"differs: {fact.name}: {_told(fact, found)}", "dim"
     for warning in found.warnings:
         yield f"warning: {warning}", "yellow"
+
+
+def _word(fact: Unequal) -> str:
+    return fact.name.partition(".")[0]
+
+
+def _told(fact: Unequal, found: Comparison) -> str:
+    return "; ".join(f"{value} in {names}" for value, names in by_value(fact.values, found.columns))
 
 
 def about(column: ColumnShown) -> str:
@@ -93,7 +113,12 @@ def by_value(values: Sequence[str], columns: Sequence[ColumnShown]) -> list[tupl
 def basis_lines(found: Comparison) -> list[str]:
     """What the ranges of the table are."""
     bases = {cell.basis for line in found.rows for cell in line.cells}
-    return [words for basis, words in (("runs", RUNS), ("turns", TURNS)) if basis in bases]
+    said = [words for basis, words in (("runs", RUNS), ("turns", TURNS)) if basis in bases]
+    if any(cell.value is None for line in found.rows for cell in line.cells):
+        said.append(MISSING)
+    if any(len(column.runs) > 1 for column in found.columns):
+        said.append(SPREAD)
+    return said
 
 
 # ------------------------------------------------------------------------------------------------------- the table
@@ -102,7 +127,10 @@ def basis_lines(found: Comparison) -> list[str]:
 def figure_tables(found: Comparison, width: int) -> Iterator[Table]:
     """One table, or several where it would be too wide; the reference stands in the first."""
     headers = ["", *map(_header, found.columns)]
-    columns = [_aligned(found.rows, place) for place in range(len(found.columns))]
+    columns = [_aligned(found.rows, place, spread=True) for place in range(len(found.columns))]
+    titles = max((len(title_of(line)) for line in found.rows), default=0)
+    if titles + sum(1 + column.width for column in columns) + 2 > width:
+        columns = [_aligned(found.rows, place, spread=False) for place in range(len(found.columns))]
     rows = [
         [Text(title_of(line)), *cells]
         for line, cells in zip(found.rows, zip(*(column.cells for column in columns), strict=True), strict=True)
@@ -151,18 +179,33 @@ class _Aligned(NamedTuple):
     cells: list[Text]
     value_width: int
 
+    @property
+    def width(self) -> int:
+        return max((len(cell) for cell in self.cells), default=0)
 
-def _aligned(lines: Sequence[Line], place: int) -> _Aligned:
+
+def _aligned(lines: Sequence[Line], place: int, *, spread: bool) -> _Aligned:
     cells = [(line, line.cells[place]) for line in lines]
     parts = [(written(line.unit, cell.value), change_of(line, cell), range_of(line, cell)) for line, cell in cells]
     values, changes = (max((len(part[number]) for part in parts), default=0) for number in range(2))
+    spreads = [spread_of(line, cell) if spread else "" for line, cell in cells]
+    room = max(map(len, spreads), default=0)
     made = []
-    for (value, change, ends), (_, cell) in zip(parts, cells, strict=True):
-        text = Text(value.rjust(values))
+    for (value, change, ends), (_, cell), differ in zip(parts, cells, spreads, strict=True):
+        text = Text(f"{value.rjust(values)} {differ.ljust(room)}" if room else value.rjust(values))
         if change:
             text.append(f" {change.rjust(changes)} {ends}".rstrip(), style=_STYLES.get(cell.says, ""))
         made.append(text)
     return _Aligned(made, values)
+
+
+def spread_of(line: Line, cell: Cell) -> str:
+    """`±3.1 %`: standard deviation between the runs of a column, of shares in points; empty: fewer than two have it."""
+    known = [value for value in cell.values if value is not None]
+    found = floor_of(known, share=line.share)
+    if found is None:
+        return ""
+    return f"±{100 * found.deviation:.2f} pt" if line.share else f"±{100 * found.deviation:.1f} %"
 
 
 def change_of(line: Line, cell: Cell) -> str:
