@@ -42,9 +42,6 @@ _ODDS = (1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 COUNTED = ("ttft", "ttft_from_due", "tpot", "e2e", "e2e_from_due", "lateness")
 """Metrics of which workers report a histogram each second (WindowRow)."""
 
-SHARES = {"error_share": "max", "goodput_share": "min"}
-"""Rates that are a share of turns, and the limit on them that counts."""
-
 
 def allowed_share(slo: Slo) -> float | None:
     """The share of turns that may be past the limit of a rule; None: the rule is not about a share of turns."""
@@ -52,11 +49,11 @@ def allowed_share(slo: Slo) -> float | None:
     if slo.metric in COUNTED and slo.at_most is not None and stat is not None:
         if stat.name == "max":
             return 0.0
-        return None if stat.q is None else 1.0 - stat.q
+        return None if stat.q is None else round(1.0 - stat.q, 9)
     if slo.metric == "error_share" and slo.at_most is not None:
         return slo.at_most
     if slo.metric == "goodput_share" and slo.at_least is not None:
-        return 1.0 - slo.at_least
+        return round(1.0 - slo.at_least, 9)
     return None
 
 

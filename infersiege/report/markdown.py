@@ -9,7 +9,7 @@ from infersiege.records import RuleResult, Summary, Verdict
 from infersiege.report import rule_words
 from infersiege.report.numbers import count, moment, printable, span
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
+_SPECIAL = re.compile(r"([\\`*_\[\]#|~$])")
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 """`@` would call somebody; what is written as an entity is never markup."""
@@ -20,7 +20,7 @@ MOST_WARNINGS = 20
 def escaped(text: str) -> str:
     """`text` on one line, as text: no markup, no table cell, no mention of anybody comes out of it."""
     text = _SPECIAL.sub(r"\\\1", printable(text))
-    return "".join(_ENTITIES.get(character, character) for character in text).replace("://", ":\u200b//")
+    return "".join(_ENTITIES.get(character, character) for character in text)
 
 
 def markdown(summary: Summary) -> str:
