@@ -110,6 +110,8 @@ class Figures:
     coalesced: float
     ttft_error_p50_ms: float
     ttft_error_p99_ms: float
+    late_p99_ms: float
+    """First token minus its write: the answer's way alone, the part of the TTFT error that a client can spoil."""
     cpu_share: float
     peak_mb: float
     client: str
@@ -186,6 +188,11 @@ def figures(case: Case, rundir: RunDirectory, seen: Worker, rig: Rig) -> Figures
     errors_ms = [
         error for turn in steady if (error := _ttft_error_ms(turn, truth[turn.request_id].ttft_ns)) is not None
     ]
+    late_ms = [
+        (turn.first_token_ns - offset_ns - int(truth[turn.request_id].written_ns[0])) / 1e6
+        for turn in steady
+        if turn.first_token_ns is not None
+    ]
     summary = rundir.read_summary()
     return Figures(
         events_per_s=int(np.count_nonzero((written >= begin_ns) & (written < end_ns))) / seconds,
@@ -195,6 +202,7 @@ def figures(case: Case, rundir: RunDirectory, seen: Worker, rig: Rig) -> Figures
         coalesced=sum(turn.coalesced for turn in steady) / chunks if chunks else 0.0,
         ttft_error_p50_ms=float(np.percentile(errors_ms, 50)) if errors_ms else 0.0,
         ttft_error_p99_ms=float(np.percentile(errors_ms, 99)) if errors_ms else 0.0,
+        late_p99_ms=float(np.percentile(late_ms, 99)) if late_ms else 0.0,
         cpu_share=seen.share(begin_ns / 1e9, end_ns / 1e9),
         peak_mb=seen.peak_bytes / 1e6,
         client="; ".join([str(summary.client), *(text for one in summary.clients for text in one.reasons)]),
@@ -215,10 +223,11 @@ def judge(name: str, found: Figures) -> list[tuple[str, str, str, bool]]:
         rows = [("memory of 2,000 streams", "< 400 MB", f"{found.peak_mb:,.0f} MB", found.peak_mb < 400)]
     else:
         rate, error = found.events_per_s, found.ttft_error_p99_ms
+        seen = f"{error:.3f} ms (p50 {found.ttft_error_p50_ms:.3f}; 1st token late p99 {found.late_p99_ms:.3f})"
         rows = [
             ("streamed events, one per write", "≥ 50,000/s", f"{rate:,.0f}/s", rate >= 50_000),
             ("coalesced chunks of these", "≤ 2 %", f"{found.coalesced:.2%}", found.coalesced <= 0.02),
-            ("TTFT error p99 meanwhile", "≤ 1 ms", f"{error:.3f} ms (p50 {found.ttft_error_p50_ms:.3f})", error <= 1.0),
+            ("TTFT error p99 meanwhile", "≤ 1 ms", seen, error <= 1.0),
         ]
     lost = found.failed + found.unread
     return [*rows, (f"`{name}`: failed turns, unread events", "0", f"{found.failed}, {found.unread}", lost == 0)]
