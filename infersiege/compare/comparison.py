@@ -26,7 +26,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of one column, in the row's unit, and its difference to the reference."""
 
     value: float | None
-    """Over its runs: the geometric mean, of shares the arithmetic one; None: no run has it."""
+    """Over its runs: the geometric mean, of shares the arithmetic one; None: some run does not have it."""
     values: tuple[float | None, ...]
     """By run."""
     low: float | None = None
@@ -156,7 +156,7 @@ def _cell(row: Row, column: Column) -> Cell:
     known = [value for value in values if value is not None]
     sure = row.range(column.members[0].cut) if len(values) == 1 else None
     return Cell(
-        value=averaged(known, share=row.share) if known else None,
+        value=averaged(known, share=row.share) if known and len(known) == len(values) else None,
         values=values,
         low=None if sure is None else sure.low,
         high=None if sure is None else sure.high,

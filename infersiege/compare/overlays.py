@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -147,10 +148,10 @@ def _changes(found: Comparison) -> Chart | None:
         layout["scattermode"] = "group"
     layout["xaxis"] |= _ratio_ticks(data)
     words = [
-        f"{line.title} of {column.name} is {cell.says}"
-        for line in lines
-        for column, cell in zip(found.columns, line.cells, strict=True)
-        if cell.says
+        f"{says} in {column.name}: {', '.join(titles)}"
+        for place, column in enumerate(found.columns)
+        for says in ("better", "worse", "differs")
+        if (titles := [line.title for line in lines if line.cells[place].says == says])
     ]
     return Chart(
         key="changes",
@@ -197,7 +198,14 @@ def _ratio_ticks(data: Sequence[Figure]) -> Figure:
         for at, up, down in zip(trace["x"], spread["array"], spread["arrayminus"], strict=True):
             ends += [at + up, max(at - down, at / 100)]
     low, high = min(ends) / 1.05, max(ends) * 1.05
-    ticks = [tick for tick in _RATIOS if low <= tick <= high]
-    while len(ticks) > 9:
-        ticks = [tick for number, tick in enumerate(ticks) if number % 2 == ticks.index(1) % 2]
+    apart = math.log(high / low) / 9
+    # From 1 outwards, so that it always has its label.
+    ticks = [1.0]
+    for way in (1, -1):
+        last = 1.0
+        for tick in sorted((one for one in _RATIOS if low <= one <= high and (one > 1) is (way > 0)), reverse=way < 0):
+            if abs(math.log(tick / last)) >= apart:
+                ticks.append(tick)
+                last = tick
+    ticks.sort()
     return {"tickvals": ticks, "ticktext": [f"×{tick:g}" for tick in ticks]}

@@ -24,7 +24,9 @@ MARK = '<meta name="generator" content="infersiege compare">'
 _STYLE = """
 .swatch { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; }
 td .change { display: block; font-size: 12px; color: var(--soft); white-space: normal; min-width: 96px; }
-@media (min-width: 861px) { .few td .change { display: inline-block; min-width: 66px; } .few td .range { min-width: 250px; } }
+@media (min-width: 861px) {
+  .few td .change { display: inline-block; min-width: 66px; } .few td .range { min-width: 250px; }
+}
 td .better { color: var(--good); } td .worse { color: var(--bad); } td .differs { color: var(--odd); }
 thead th.run { white-space: normal; min-width: 130px; max-width: 240px; overflow-wrap: anywhere; }
 .figures tbody th { position: sticky; left: 0; background: var(--card); z-index: 1; }
@@ -111,7 +113,7 @@ def _under(column: ColumnShown, place: int) -> str:
 
 def _cell(line: Line, cell: Cell) -> str:
     if cell.value is None:
-        return f"<td>{absent('no run of this column has it')}</td>"
+        return f"<td>{absent('not every run of this column has it')}</td>"
     value = text(written(line.unit, cell.value))
     known = [one for one in cell.values if one is not None]
     if len(known) > 1:

@@ -37,7 +37,7 @@ TURNS = (
     "ranges with * are what the turns of these runs tell. They do not hold how much runs of the same thing differ, "
     "which is often more: 5 runs of each side tell"
 )
-MISSING = "– is a figure that no run of the column has: p99 needs 100 turns, and the report of a run says why"
+MISSING = "– is a figure that not every run of the column has: p99 needs 100 turns, and the report of a run says why"
 SPREAD = "of several runs the mean is shown, and where there is room how much they differ (standard deviation)"
 
 
