@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from infersiege.metrics.batch import Batch, Kind, Mask, known
+from infersiege.metrics.batch import Batch, Kind, Mask, grouped, known
 from infersiege.metrics.columns import in_whole_ns, values_of
 from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.histogram import Histogram
@@ -97,9 +97,7 @@ def _add(shape: Shape, part: Part, shown: Mask) -> None:
     entries = part.sparse("gaps")
     counted = shown[entries.turn]
     if counted.any():
-        gaps: dict[int, int] = {}
-        for bucket, count in zip(entries.key[counted].tolist(), entries.count[counted].tolist(), strict=True):
-            gaps[bucket] = gaps.get(bucket, 0) + count
+        gaps = dict(zip(*grouped(entries.key[counted], entries.count[counted]), strict=True))
         shape.by_metric.setdefault("gap", Histogram()).merge(Histogram.from_sparse(gaps))
     asked, got = part.of(part.batch.ints("asked_output_tokens")), part.of(part.batch.ints("output_tokens"))
     both = shown & known(asked) & known(got)

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from infersiege.gate.change import t_quantile
 from infersiege.metrics.histogram import Histogram, bucket_value
+from infersiege.metrics.proportions import wilson
 
 Z = 1.959963984540054
 """Standard normal quantile of 0.975."""
@@ -54,13 +55,12 @@ def of_mean(shape: Histogram, value: float, per_unit: float) -> Estimate | None:
 
 
 def of_share(part: int, whole: int) -> Estimate | None:
-    """Of a share of turns (Wilson, Journal of the American Statistical Association 22, 1927); None: no turn."""
+    """Of a share of turns (`metrics.proportions.wilson`); None: no turn."""
     if whole <= 0:
         return None
-    share, square = part / whole, Z * Z / whole
-    middle = (share + square / 2) / (1 + square)
-    half = Z * math.sqrt(share * (1 - share) / whole + square / whole / 4) / (1 + square)
-    return Estimate(share, min(max(middle - half, 0.0), share), max(min(middle + half, 1.0), share))
+    share = part / whole
+    low, high = wilson(part, whole)
+    return Estimate(share, min(low, share), max(high, share))
 
 
 def of_rate(by_second: Sequence[float], value: float) -> Estimate | None:

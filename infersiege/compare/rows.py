@@ -128,6 +128,12 @@ def _errors(cut: Cut) -> Estimate | None:
     return of_share(cut.group.counts.failed, cut.group.counts.ok + cut.group.counts.failed)
 
 
+def _checked(cut: Cut) -> Estimate | None:
+    """Of checked prompts."""
+    passed = cut.group.rates.get("quality")
+    return None if passed is None else of_share(round(passed * cut.group.checked), cut.group.checked)
+
+
 def _good(cut: Cut) -> Estimate | None:
     """The summary has their rate and their share."""
     rate, good = cut.group.rates.get("goodput"), cut.group.rates.get("goodput_share")
@@ -172,11 +178,6 @@ def _resource(key: str, title: str, unit: str, value: Value, *, ratio: bool = Fa
     return Row(key, title, unit, None if neutral else "lower", ratio, value, _nothing)
 
 
-def _quality() -> list[Row]:
-    """Only of an infersiege that knows it."""
-    return [_rate("quality", "Quality")] if "quality" in METRICS else []
-
-
 ROWS: Sequence[Row] = (
     *_distribution("ttft", "mean", "p50", "p95", "p99"),
     *_distribution("tpot", "mean", "p50", "p95", "p99"),
@@ -188,7 +189,7 @@ ROWS: Sequence[Row] = (
     _rate("goodput_share", "Good share", _good),
     _rate("error_share", "Error share", _errors),
     _rate("cache_share", "Cache share"),
-    *_quality(),
+    _rate("quality", "Quality", _checked),
     _resource("gpu_memory_peak", "GPU memory peak", "GiB", _memory_gib, neutral=True),
     _resource("kv_use_peak", "KV use peak", "ratio", _peak("kv_use_peak"), ratio=True, neutral=True),
     _resource("energy_per_token", "Energy per token", "J", _energy_per_token),
