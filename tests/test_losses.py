@@ -37,7 +37,7 @@ class Life:
     def __post_init__(self) -> None:
         self.run = run_in(self.folder / "run")
         self.intake = Intake(self.run)
-        self.spool = Spool(self.folder / "spool", "w")
+        self.spool = Spool(self.folder / "infersiege-spool-1-w", "w")
         self.ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=self.spool, place_of=lambda _: STEADY)
 
     def take(self, name: str, turns: int) -> OpenSession:

@@ -291,3 +291,13 @@ def test_who_comes_back_has_its_part_again(seed: int, what: str, tenths: int) ->
     assert sorted(user for player in players for user in player.users) == list(range(USERS))
     last_s = max((ticket.offset_ns or 0) for ticket in players[2].taken) / SECOND
     assert last_s > LENGTH_S - 1
+
+
+def test_who_leaves_with_a_farewell_takes_nothing_back() -> None:
+    """A worker that was ahead of the others says how far it was, and leaves: what it took is nobody else's."""
+    seats = Seats("abc", streams=1, users={0: 4})
+    for name, taken in (("a", 90), ("b", 40), ("c", 41)):
+        seats.told(name, (taken,), 0)
+    seats.change(("b", "c"))
+    (offer, *_) = [letter.message for letter in seats.tick(SECOND)]
+    assert isinstance(offer, Epoch) and offer.from_index[0] >= 90

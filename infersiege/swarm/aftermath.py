@@ -22,7 +22,7 @@ from infersiege.swarm.ending import ALL_PLAYED, MasterResult
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.losses import Loss
 from infersiege.swarm.source import SessionSource, changed_traces
-from infersiege.swarm.spool import remove_spool
+from infersiege.swarm.spool import is_spool_of, remove_spool
 from infersiege.swarm.versions import boot_id
 
 MOST_OF_THE_TIME = 0.95
@@ -319,7 +319,7 @@ def _first_lost_ns(worker: WorkerState, offset_ns: int) -> int | None:
     return None if lost_ns is None else lost_ns + offset_ns
 
 
-def rescued(result: MasterResult, error: InfersiegeError) -> RunDirectory:
+def rescued(result: MasterResult, run_id: str, error: InfersiegeError) -> RunDirectory:
     """The run, moved to the temporary directory. Raises RunInvalidError where that has no room either."""
     try:
         moved = result.intake.rescue()
@@ -329,6 +329,7 @@ def rescued(result: MasterResult, error: InfersiegeError) -> RunDirectory:
             hint="free some space; what was written is in the run directory, the rest in the workers' spools",
         ) from None
     for worker in result.fleet.workers.values():
-        if worker.hello.boot_id == boot_id():
-            remove_spool(Path(worker.hello.spool_dir))
+        spool = Path(worker.hello.spool_dir)
+        if worker.hello.boot_id == boot_id() and is_spool_of(spool, run_id):
+            remove_spool(spool)
     return moved

@@ -83,6 +83,8 @@ class Attendance:
         who = f"{worker.name} on {worker.hello.host}, {(back_ns - lost_ns) / 1e9:.1f} s after it was lost"
         note("worker_back", who, worker.name)
         self._view.say(f"worker is back: {who}")
+        # One that was away when the load began has not heard that it did.
+        messages.send(self._runner, Go(start_ns=self._start_ns), worker.node_id)
         if ending is not None:
             left_ns = max(0, ending.at_ns + ending.drain_ns - back_ns)
             drain = Drain(duration_ns=left_ns, reason=ending.reason, epoch=self._membership.number)

@@ -145,7 +145,7 @@ class Door:
         if worker is None:
             return
         error = RunInvalidError(f"{refusal.worker}: {refusal.message}", hint=refusal.hint)
-        error.exit_code = ExitCode(refusal.exit_code)
+        error.exit_code = messages.exit_code_of(refusal)
         self._turn_out(worker, error)
 
     def _turn_out(self, worker: WorkerState, error: RunInvalidError) -> None:

@@ -16,7 +16,9 @@ from infersiege.swarm.secret import SECRET_VARIABLE
 SILENT_NS = 2_000_000_000
 """A worker that says nothing for so long is lost (Locust's own heartbeat takes about twice that)."""
 SET_UP_NS = 60_000_000_000
-"""One that joins during the load is silent while it reads its traces."""
+"""One that joins is silent while it reads its traces."""
+WAITING_NS = 10_000_000_000
+"""One that waits for the load to begin says something twice a second; nothing is lost yet where it does not."""
 
 
 @dataclass(slots=True)
@@ -141,7 +143,7 @@ class Fleet:
                 continue
             process = self.processes.get(worker.name)
             worker.gone = process is not None and process.poll() is not None
-            patience_ns = SILENT_NS if worker.admitted else SET_UP_NS
+            patience_ns = SILENT_NS if worker.admitted else SET_UP_NS if worker.ready is None else WAITING_NS
             if worker.gone or heard_ns - worker.last_seen_ns > patience_ns:
                 worker.lost_at_ns = now_ns
                 dead.append(worker)

@@ -23,6 +23,25 @@ MOST_SEGMENT_BYTES = 256 << 20
 wire would become 16 GiB."""
 
 
+class _Numbers:
+    """Which of 0, 1, 2 … were seen, in little memory where they come nearly in order."""
+
+    __slots__ = ("_below", "_beyond")
+
+    def __init__(self) -> None:
+        self._below = 0
+        self._beyond: set[int] = set()
+
+    def __contains__(self, number: int) -> bool:
+        return number < self._below or number in self._beyond
+
+    def add(self, number: int) -> None:
+        self._beyond.add(number)
+        while self._below in self._beyond:
+            self._beyond.remove(self._below)
+            self._below += 1
+
+
 @dataclass(slots=True)
 class Intake:
     """Appends segments unparsed. A full disk stops nothing here: rows wait in memory and are tried again."""
@@ -32,7 +51,7 @@ class Intake:
     """Rows received, by worker."""
     disk_error: InfersiegeError | None = None
     """The first failure to write."""
-    _seen: dict[str, set[int]] = field(default_factory=dict)
+    _seen: dict[str, _Numbers] = field(default_factory=dict)
     _unwritten: list[tuple[Callable[[], None], bytes]] = field(default_factory=list)
 
     def take(self, segment: Segment, acknowledge: Callable[[], None]) -> None:
@@ -40,7 +59,7 @@ class Intake:
 
         Raises zlib.error on bytes that are no segment, or one of more than MOST_SEGMENT_BYTES.
         """
-        seen = self._seen.setdefault(segment.worker, set())
+        seen = self._seen.setdefault(segment.worker, _Numbers())
         if segment.sequence in seen:
             if not self._unwritten:
                 acknowledge()
@@ -52,7 +71,7 @@ class Intake:
 
     def take_leftover(self, worker: str, sequence: int, lines: bytes) -> None:
         """The same for a segment found in a dead worker's spool."""
-        seen = self._seen.setdefault(worker, set())
+        seen = self._seen.setdefault(worker, _Numbers())
         if sequence in seen or not lines:
             return
         seen.add(sequence)

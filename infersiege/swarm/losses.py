@@ -17,7 +17,7 @@ from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import ChannelLabels, LineKey, Place, unsent_record, workload_key
 from infersiege.swarm.source import ARRIVAL_LINES, SessionSource, is_arrival
-from infersiege.swarm.spool import leftover_segments, read_journal, remove_spool
+from infersiege.swarm.spool import is_spool_of, leftover_segments, read_journal, remove_spool
 from infersiege.swarm.timeline import Timeline
 from infersiege.swarm.versions import boot_id
 from infersiege.traces.play.session_lines import SessionLine
@@ -113,7 +113,7 @@ class LossAccount:
     def _local_spool(self, worker: WorkerState) -> Path | None:
         path = Path(worker.hello.spool_dir)
         same_host = worker.hello.boot_id == boot_id()
-        return path if same_host and path.is_dir() else None
+        return path if same_host and is_spool_of(path, self._run_id) else None
 
     def _open_rows(
         self,

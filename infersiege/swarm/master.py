@@ -200,6 +200,8 @@ class Master:
                     f"{name} ended before the run began: {last_line(self._log_directory / f'{name}.log')}",
                     hint=f"see {self._log_directory / f'{name}.log'}",
                 )
+            for worker in self.fleet.newly_dead(time.monotonic_ns(), self._runner.server.heard_until_ns):
+                self._attendance.lose(worker)
             if time.monotonic_ns() > deadline:
                 ready = sum(worker.ready is not None for worker in self.fleet.alive())
                 raise RunInvalidError(
@@ -306,6 +308,8 @@ class Master:
         worker = self.fleet.seen(node_id)
         if worker is None:
             return
+        health = None if report.health is None else msgspec.structs.replace(report.health, worker=worker.name)
+        report = msgspec.structs.replace(report, worker=worker.name, health=health)  # whatever it calls itself
         worker.report = report
         if not worker.alive:
             return
@@ -314,7 +318,6 @@ class Master:
         self.figures.add(report, now_ns)
         self.publisher.report(report)
         self._clocks.look(worker, report, self.note)
-        health = report.health
         if health is not None:
             self._write(lambda: self.run.append_health(health))
 
@@ -333,7 +336,7 @@ class Master:
         if worker is None:
             return
         worker.bye = bye
-        if self._ending is None and self.timeline is not None and worker.alive:
+        if self._ending is None and worker.alive:
             # It left (SIGTERM) before it was told to: its records are here, the rest of its share is not played.
             worker.lost_at_ns = time.monotonic_ns()
             self._attendance.lose(worker)

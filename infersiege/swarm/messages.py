@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from infersiege import records
+from infersiege.errors import ExitCode
 
 log = logging.getLogger("infersiege.swarm")
 
@@ -75,3 +76,8 @@ def on(runner: Any, kind: type[T], handler: Callable[[str, T], None]) -> None:
             log.exception("handling %s of %s", NAMES[kind], msg.node_id)
 
     runner.register_message(NAMES[kind], listener)
+
+
+def exit_code_of(refusal: records.Refusal) -> ExitCode:
+    """What a refusal says, also where it says nothing that there is."""
+    return ExitCode(refusal.exit_code) if refusal.exit_code in set(ExitCode) else ExitCode.INVALID_RUN

@@ -8,26 +8,27 @@ import gevent
 
 from infersiege.records import Drain, Epoch, EpochTable, Lease, SlotsHeld, UserSlots
 from infersiege.swarm import messages
+from infersiege.swarm.clock import ClockExchange
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.share import WorkerShare
 
 
 class Orders:
-    """Hands the master's words to a worker's share. `clock_offset_ns`: master's monotonic clock minus this worker's."""
+    """Hands the master's words to a worker's share."""
 
     def __init__(self, runner: Any, control: RunControl) -> None:
         self._runner = runner
         self._control = control
         self._share: WorkerShare | None = None
-        self.clock_offset_ns = 0
+        self._clock: ClockExchange | None = None
         messages.on(runner, Epoch, self._on_epoch)
         messages.on(runner, EpochTable, self._on_table)
         messages.on(runner, UserSlots, self._on_slots)
         messages.on(runner, Lease, self._on_lease)
 
-    def follow(self, share: WorkerShare, clock_offset_ns: int) -> None:
+    def follow(self, share: WorkerShare, clock: ClockExchange) -> None:
         """From now on there is a share that they are about."""
-        self._share, self.clock_offset_ns = share, clock_offset_ns
+        self._share, self._clock = share, clock
         for event, tell in ((share.asking, self._tell_position), (share.letting_go, self._tell_held)):
             self._runner.greenlet.spawn(self._each_time, event, tell)
 
@@ -58,7 +59,10 @@ class Orders:
 
     def _on_lease(self, _: str, lease: Lease) -> None:
         if self._share is not None:
-            self._share.renew(lease, self.clock_offset_ns)
+            # By the clocks as they are now: a host that stood still for a while has another offset since then.
+            known = None if self._clock is None else self._clock.reading()
+            offset_ns = 0 if self._clock is None else self._clock.offset_ns
+            self._share.renew(lease, offset_ns if known is None else known.offset_ns)
 
     def _each_time(self, event: Any, tell: Any) -> None:
         while True:

@@ -286,7 +286,7 @@ class Campaign:
                 raise disk_error
             summary = self._report(run, file, gated=gated, end=end)
         except (RunInvalidError, UsageError) as error:
-            run = rescued(result, error)
+            run = rescued(result, file.run_id, error)
             where = f"{error}; the whole run is in {run.path}"
             self._console.print(f"error: {where}", style="bold red", highlight=False, markup=False, soft_wrap=True)
             file = msgspec.structs.replace(file, invalid=(where, *file.invalid[len(invalid) :]))

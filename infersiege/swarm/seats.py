@@ -206,7 +206,8 @@ class Seats:
         last = self.table.last
         indices = [0] * self._streams
         for number, head in self._heads.items():
-            ahead = max((self._next[number].get(member, 0) for member in self._members), default=0)
+            # Of those, too, who left: who said farewell had told how far it was.
+            ahead = max(self._next[number].values(), default=0)
             slack = min(head.size, len(self._members) << min(self._tries, 20))
             before = last.from_index[number] if number < len(last.from_index) else 0
             indices[number] = max(before, self._not_below[number], ahead + slack)

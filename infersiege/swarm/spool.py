@@ -323,6 +323,14 @@ def read_info(directory: Path) -> SpoolInfo | None:
         return None
 
 
+def is_spool_of(directory: Path, run_id: str) -> bool:
+    """Whether it is what a worker of this run says: nothing else may be read into a run, or removed, on its word."""
+    if directory.is_symlink() or not directory.is_dir() or not directory.name.startswith(PREFIX):
+        return False
+    info = read_info(directory)
+    return info is None or info.run_id == run_id
+
+
 def pid_started(pid: int) -> int | None:
     """When a process began, in clock ticks since the boot; None: it has ended, or the system does not tell."""
     try:

@@ -176,7 +176,7 @@ class Worker:
         must_be_the_masters(trace_hashes, assignment.trace_hashes, platform.node())
         self.share = self._environment.share = share
         share.purse.clock.doubt_ns = doubt
-        self._orders.follow(share, self._clock.offset_ns)
+        self._orders.follow(share, self._clock)
         self._environment.prepared.set()
         freeze_garbage()
         messages.send(
@@ -202,12 +202,14 @@ class Worker:
     def _on_refusal(self, _: str, refusal: Refusal) -> None:
         if self._failure is None:  # else we refused first, and this is the master's answer to that
             self._failure = InfersiegeError(refusal.message, hint=refusal.hint)
-            self._failure.exit_code = ExitCode(refusal.exit_code)
+            self._failure.exit_code = messages.exit_code_of(refusal)
         self._control.close(Reason.WORKER_LOST, 0)  # of one that was away, and whose part has somebody else by now
         self._assigned.set()
         self._draining.set()
 
     def _on_go(self, _: str, go: Go) -> None:
+        if self._control.go.is_set():
+            return  # It is said again to who was away.
         self._control.begin(go.start_ns - self._clock.offset_ns)
         if self._spool is not None and self._assignment is not None:
             self._spool.began(go.start_ns + self._assignment.offset_ns)
