@@ -238,13 +238,13 @@ def test_a_rule_that_can_stop_nothing_is_a_fault_of_the_plan(tmp_path: Path, rul
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_hopeless_run_ends_early_and_fails_for_that_rule(siege: Siege, tmp_path: Path) -> None:
+def test_a_hopeless_run_ends_early_and_fails_for_that_rule(siege: Siege) -> None:
     rules = (
         '[[slo]]\nmetric = "ttft"\nstat = "p99"\nmax = "100us"\nabort = true\n'
         '[[slo]]\nmetric = "e2e"\nstat = "p99_9"\nmax = "5s"\n'
         '[[slo]]\nmetric = "e2e"\nstat = "p50"\nmax = "5s"\n'
     )
-    with EmulatorProcess(folder=tmp_path) as emulator:
+    with EmulatorProcess() as emulator:
         ran = siege.run(plan_text(emulator.base_url, run='duration = "120s"', more=rules), "--gate")
     assert ran.seconds < 60, "long before its time"
     early = ran.summary.stopped_early
