@@ -185,6 +185,7 @@ class Running:
 
 def check_conserved(ran: Ran) -> None:
     """planned = started + skipped, started = ok + failed + cancelled + lost, and no turn has two records."""
+    assert ran.path.is_dir(), ran.out
     summary, turns = ran.summary, ran.turns
     counts = summary.counts
     assert counts.conserved(), counts
