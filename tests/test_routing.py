@@ -640,7 +640,7 @@ def test_a_session_that_moved_is_one_user() -> None:
 def test_a_dead_workers_turns_are_of_the_channel_that_had_them(tmp_path: Path) -> None:
     """The session began on one part and was sent to another; its worker died with the second turn on its way."""
     labels = {name: ChannelLabels(name=name, engine="e", dialect="d", model="m") for name in ("local", "cloud")}
-    run, spool = run_in(tmp_path / "run"), Spool(tmp_path / "spool", "w")
+    run, spool = run_in(tmp_path / "run"), Spool(tmp_path / "infersiege-spool-1-w", "w")
     ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=spool, place_of=lambda _: STEADY)
     opened = session("s", 3)
     opened.channel, opened.routed_by = labels["local"], "both"
