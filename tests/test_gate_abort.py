@@ -44,8 +44,9 @@ def evidence(past: npt.NDArray[np.int64], of: npt.NDArray[np.int64], allowed: fl
 
 def first_stop(draw: npt.NDArray[np.bool_], allowed: float) -> int | None:
     """After how many turns a run is stopped that is looked at after each of them."""
-    proven = evidence(np.cumsum(draw), np.arange(1, draw.size + 1), allowed) >= THRESHOLD
-    return int(np.argmax(proven)) + 1 if proven.any() else None
+    of = np.flatnonzero(draw) + 1  # in between the evidence only falls
+    proven = evidence(np.arange(1, of.size + 1), of, allowed) >= THRESHOLD
+    return int(of[np.argmax(proven)]) if proven.any() else None
 
 
 @pytest.mark.parametrize("allowed", [0.5, 0.1, 0.05, 0.01, 0.001])
