@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
@@ -42,8 +43,15 @@ def junit_xml(summary: Summary, rules: Sequence[RuleResult]) -> str:
         _property(properties, "invalid", reason)
     for warning in summary.warnings:
         _property(properties, "warning", warning)
+    seen: Counter[tuple[str, str]] = Counter()
     for rule in rules:
-        _case(suite, rule, summary)
+        # Without the run's name in it, so that a CI system sees the same case in each run.
+        classname = _clean("infersiege.builtin" if rule.built_in else f"infersiege.{rule.scenario or 'run'}")
+        name = _clean(rule.name)
+        seen[classname, name] += 1
+        again = seen[classname, name]
+        case = {"name": name if again == 1 else f"{name} ({again})", "classname": classname, "time": "0"}
+        _judged(ET.SubElement(suite, "testcase", case), rule, summary)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -64,10 +72,7 @@ def gate_file(summary: Summary) -> GateFile:
     )
 
 
-def _case(suite: ET.Element, rule: RuleResult, summary: Summary) -> None:
-    # Without the run's name in it, so that a CI system sees the same case in each run.
-    classname = "infersiege.builtin" if rule.built_in else f"infersiege.{rule.scenario or 'run'}"
-    case = ET.SubElement(suite, "testcase", name=_clean(rule.name), classname=_clean(classname), time="0")
+def _judged(case: ET.Element, rule: RuleResult, summary: Summary) -> None:
     facts = _facts(rule)
     if rule.verdict is not Verdict.PASS and rule.severity != "warn":
         kind = "failure" if rule.verdict is Verdict.FAIL else "error"
