@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import metrics_turns as make
 import msgspec
 import pytest
+from siege import plan_text
 
 from infersiege import gate
-from infersiege.errors import ExitCode
-from infersiege.metrics.facts import Cut, RequestLimit
+from infersiege.errors import ExitCode, PlanError
+from infersiege.metrics.facts import AskedLoad, Cut, RequestLimit
 from infersiege.metrics.summary import summarise
+from infersiege.plan import load_plan
 from infersiege.plan.schema import Slo
 from infersiege.records import ErrorClass, Outcome, Reason, RuleResult, Summary, TurnRecord, Verdict
 
@@ -245,3 +249,123 @@ def test_request_limits_are_the_loosest_of_high_percentiles() -> None:
         RequestLimit(metric="ttft", at_most=900.0, scenario="agent"),
     )
     assert gate.cuts(slos) == (Cut(), Cut(scenario="agent"))
+
+
+# ------------------------------------------------------------------------------------------------------ how many values
+
+
+@pytest.mark.parametrize(
+    ("slo", "needed", "reason"),
+    [
+        (Slo(metric="ttft", stat="p50", at_most=1.0), 5, "an upper bound of a median"),
+        (Slo(metric="ttft", stat="p99", at_most=1.0), 299, "of a p99"),
+        (Slo(metric="ttft", stat="p99_9", at_most=1.0), 2995, "of a p99.9"),
+        (Slo(metric="ttft", stat="p99", at_most=1.0, min_samples=150), 150, "the rule asks for fewer"),
+        (Slo(metric="ttft", stat="p99", at_most=1.0, min_samples=10), 100, "but there is no p99 of fewer"),
+        (Slo(metric="ttft", stat="p99", at_most=1.0, min_samples=5000), 5000, "or for more"),
+        (Slo(metric="ttft", stat="max", at_most=1.0), 1, "a maximum"),
+        (Slo(metric="error_share", at_most=0.1), 1, "a rate"),
+        (Slo(metric="error_share", at_most=0.1, min_samples=50), 50, "with a number of its own"),
+    ],
+)
+def test_values_that_a_rule_takes(slo: Slo, needed: int, reason: str) -> None:
+    assert gate.needed_for(slo) == needed, reason
+
+
+def test_a_rule_on_fewer_values_says_so() -> None:
+    few = judged(Slo(metric="ttft", stat="p99", at_most=100.0, min_samples=120), make.many(120))
+    assert few.remark == "fewer than the 299 values that a 95 % upper bound of p99 takes" and few.remark in few.detail
+    assert (few.low, few.high) == (100.0, None), "the upper end is not known"
+    assert judged(Slo(metric="ttft", stat="p99", at_most=100.0), make.many(299)).remark == ""
+
+
+# ------------------------------------------------------------------------------------------------------ built-in rules
+
+
+def built_in(results: Sequence[RuleResult]) -> dict[str, RuleResult]:
+    return {result.name: result for result in results if result.built_in}
+
+
+@pytest.mark.parametrize(
+    ("slos", "failed", "verdict", "reason"),
+    [
+        ((), 1, PASS, "1 of 120"),
+        ((), 6, PASS, "6 of 126 are 4.8 %"),
+        ((), 12, FAIL, "12 of 132 are too many"),
+        ((Slo(metric="error_share", at_most=0.5),), 12, None, "a rule of the plan takes its place"),
+        ((Slo(metric="error_share", at_most=0.5, scenario="chat"),), 12, FAIL, "one on a part of the run does not"),
+        ((Slo(metric="error_share", at_least=0.01),), 12, FAIL, "nor does one that asks for failures"),
+    ],
+)
+def test_gt_03_failures_have_a_limit_where_the_plan_has_none(
+    slos: tuple[Slo, ...], failed: int, verdict: Verdict | None, reason: str
+) -> None:
+    turns = [*make.many(120), *(make.failed(at, at + 1) for at in range(failed))]
+    found = built_in(gate.judge(slos, summary_of(turns, *slos))).get("error_share <= 5 %")
+    assert (None if found is None else found.verdict) is verdict, reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "verdict", "detail"),
+    [
+        ({}, "no worker is lost", NO_DATA, "the workers are not known"),
+        ({}, "the client keeps up", NO_DATA, "nobody watched the load generator"),
+        ({}, "the load is delivered", NO_DATA, "what was asked of the load can't be told"),
+        ({"invalid": ("client-bound: w1: busy",)}, "the client keeps up", INVALID, "client-bound: w1: busy"),
+        ({"invalid": ("worker w2 on a was lost",)}, "no worker is lost", INVALID, "worker w2 on a was lost"),
+        ({"invalid": ("load not delivered: x",)}, "the load is delivered", INVALID, "load not delivered: x"),
+    ],
+)
+def test_gt_09_what_makes_a_run_invalid_has_its_row(
+    changes: dict[str, Any], name: str, verdict: Verdict, detail: str
+) -> None:
+    summary = summary_of(GOOD, **changes)
+    results = gate.judge((), summary)
+    found = built_in(results)[name]
+    assert (found.verdict, found.detail) == (verdict, detail)
+    assert found.severity == ("warn" if verdict is NO_DATA else "fail"), "what nobody knows spoils no verdict"
+    assert gate.overall(summary, results) is (INVALID if changes else PASS)
+
+
+def test_gt_09_a_third_of_the_load_is_seen_in_its_row() -> None:
+    load = AskedLoad(mode="open", rate=36.0, arrivals=360)
+    skipped = [make.turn(outcome=Outcome.SKIPPED, reason=Reason.LATE_DROPPED) for _ in range(240)]
+    summary = summary_of([*make.many(120), *skipped], loads=(load,))
+    found = built_in(gate.judge((), summary))["the load is delivered"]
+    assert found.verdict is INVALID and found.value == pytest.approx(1 / 3, abs=0.01)
+    assert (found.at_least, found.at_most) == (0.95, 1.05)
+
+
+# ------------------------------------------------------------------------------------------------------ before the run
+
+
+@pytest.mark.parametrize(
+    ("rule", "fault"),
+    [
+        (
+            'metric = "goodput"\nmin = 1',
+            "slo.0.metric: goodput counts turns within their limits",
+        ),
+        (
+            'metric = "delivered_share"\nmin = 0.9\nchannel = "target"',
+            "slo.0.channel: delivered_share belongs to",
+        ),
+        (
+            'metric = "throughput"\nmin = 1\nscenario = "short-qa"\nchannel = "b"',
+            "no turn of scenario 'short-qa'",
+        ),
+        ('metric = "tfft"\nstat = "p99"\nmax = 1', "did you mean"),
+    ],
+)
+def test_gt_02_a_combination_that_no_turn_has_is_a_fault_before_the_run(tmp_path: Path, rule: str, fault: str) -> None:
+    other = '[channel.b]\nengine = "vllm"\nbase_url = "http://127.0.0.1:2/v1"\nmodel = "m"\n'
+    text = plan_text(
+        "http://127.0.0.1:1/v1",
+        workload='scenario = "short-qa"\ntrace = "builtin:short-qa"\nchannel = "target"',
+        more=f'[[workload]]\nscenario = "b"\ntrace = "builtin:short-qa"\nchannel = "b"\n{other}[[slo]]\n{rule}\n',
+    )
+    path = tmp_path / "plan.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(PlanError) as raised:
+        load_plan(path, environ={})
+    assert [fault in one for one in raised.value.faults] == [True], raised.value.faults
