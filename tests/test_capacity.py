@@ -309,6 +309,7 @@ def cut(count: int, after_ms: float) -> list[TurnRecord]:
 P50 = Slo(metric="ttft", stat="p50", at_most=150.0)
 P99 = Slo(metric="ttft", stat="p99", at_most=150.0)
 NOBODY = Slo(metric="cache_share", at_least=0.1)
+AGAINST = Slo(metric="tpot", stat="p50", relative_max=0.1)
 
 
 @pytest.mark.parametrize(
@@ -319,6 +320,13 @@ NOBODY = Slo(metric="cache_share", at_least=0.1)
         (make.many(20), (P99,), Judged.NO_DATA, 18.0, "p99 needs 299 turns: 15 times as many, and some to spare"),
         (make.many(290), (P99,), Judged.NO_DATA, 1.5, "nearly enough"),
         (make.many(20, 200.0), (P99, P50), Judged.FAIL, None, "one broken rule is enough, whatever another lacks"),
+        (
+            make.many(20),
+            (P50, AGAINST),
+            Judged.PASS,
+            None,
+            "a probe has no baseline, so such a rule asks nothing of it",
+        ),
         (make.many(20), (P50, NOBODY), Judged.NO_DATA, None, "no length makes a server tell its cache"),
         (make.many(20), (P99, NOBODY), Judged.NO_DATA, None, "the same, beside one that length would help"),
         (cut(5, 100), (P50,), Judged.NO_DATA, 2.0, "nothing ended: the answers may take longer than the probe"),

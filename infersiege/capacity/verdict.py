@@ -52,7 +52,7 @@ def judge_probe(summary: Summary, slos: Sequence[Slo], turns: Turns) -> Judgemen
         if _nothing_measured(summary):
             return Judgement(Judged.NO_DATA, summary.invalid[0], NOTHING_FACTOR)
         return Judgement(Judged.INVALID, summary.invalid[0])
-    counting = [rule for rule in summary.rules if rule.severity != "warn"]
+    counting = [rule for rule in summary.rules if rule.severity != "warn" and not _needs_baseline(rule)]
     failed = [rule for rule in counting if rule.verdict is Verdict.FAIL]
     if failed:
         return Judgement(Judged.FAIL, "; ".join(_said(rule) for rule in failed))
@@ -81,6 +81,11 @@ def judge_probe(summary: Summary, slos: Sequence[Slo], turns: Turns) -> Judgemen
     needed = [factor for factor in factors if factor is not None]
     why = "; ".join(f"{rule.name}: {rule.detail}" for rule in missing)
     return Judgement(Judged.NO_DATA, why, max(needed) if len(needed) == len(factors) else None)
+
+
+def _needs_baseline(rule: RuleResult) -> bool:
+    """It says nothing of one run: a probe has no baseline."""
+    return rule.at_most is None and rule.at_least is None and rule.relative_max is not None
 
 
 def _nothing_measured(summary: Summary) -> bool:
