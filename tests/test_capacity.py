@@ -325,7 +325,7 @@ AGAINST = Slo(metric="tpot", stat="p50", relative_max=0.1)
             (P50, AGAINST),
             Judged.PASS,
             None,
-            "a probe has no baseline, so such a rule asks nothing of it",
+            "a probe has no baseline: such a rule asks nothing of it",
         ),
         (make.many(20), (P50, NOBODY), Judged.NO_DATA, None, "no length makes a server tell its cache"),
         (make.many(20), (P99, NOBODY), Judged.NO_DATA, None, "the same, beside one that length would help"),
