@@ -284,15 +284,14 @@ def test_no_descriptor_stays_open(tmp_path):
     path = saved(tmp_path / "t", jsonl(talk(1)))
     packed = saved(tmp_path / "t.gz", gzip.compress(jsonl(talk(1))))
 
-    def open_now() -> int:
-        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+    def times_open(file: Path) -> int:
+        return sum(os.path.realpath(link) == str(file.resolve()) for link in Path("/proc/self/fd").iterdir())
 
-    before = open_now()
     for file in (path, packed):
         trace = open_trace(str(file))
-        assert open_now() == before + 1
+        assert times_open(file) == 1
         del trace
-        assert open_now() == before
+        assert times_open(file) == 0
 
 
 # ---------------------------------------------------------------------------------------------------- packed

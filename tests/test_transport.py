@@ -889,19 +889,21 @@ def test_an_exchange_leaves_no_garbage_and_no_descriptor(rig: Rig) -> None:
     with Server(answering(GOOD)) as server:
         client = rig.client(server.url)
         rig.ask(client)
+        gc.collect()  # before the count: what other tests left open may be closed by it
         before = descriptors()
-        gc.collect()
         gc.disable()
         try:
-            sink = Watched(OpenAIChat().decoder())
-            _, exchange = rig.start(client, sink=sink)
-            exchange.wait()
-            gone = weakref.ref(sink)
-            del sink, exchange, _
-            assert gone() is None
+            for _ in range(10):
+                sink = Watched(OpenAIChat().decoder())
+                _, exchange = rig.start(client, sink=sink)
+                exchange.wait()
+                gone = weakref.ref(sink)
+                del sink, exchange, _
+                assert gone() is None
         finally:
             gc.enable()
-        assert descriptors() == before
+        # A server of an earlier test may close its own in the meantime: fewer is no fault, and 10 leaks can't hide in that.
+        assert descriptors() <= before
 
 
 # ----------------------------------------------------------------------------------------------------------- stamps
