@@ -902,7 +902,7 @@ def test_an_exchange_leaves_no_garbage_and_no_descriptor(rig: Rig) -> None:
                 assert gone() is None
         finally:
             gc.enable()
-        # A server of an earlier test may close its own in the meantime: fewer is no fault, and 10 leaks can't hide in that.
+        # What an earlier test left may close in the meantime: fewer is no fault, and ten leaks can't hide in that.
         assert descriptors() <= before
 
 
