@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -210,11 +210,16 @@ def _must_be_free(folder: Path, file: str) -> None:
 
 def check_same(path: Path, before: Identity, now: Identity) -> None:
     """Raises UsageError when probes of now would not belong to the curve of before."""
+    check_plan_and_versions(path, before.plan_hash == now.plan_hash, before.versions, now.versions)
+
+
+def check_plan_and_versions(path: Path, same_plan: bool, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raises UsageError when runs of now can't go on with what `path` keeps: another plan, or another version."""
     hint = "start anew with another --out, or go on with what it was begun with"
-    if before.plan_hash != now.plan_hash:
+    if not same_plan:
         raise UsageError(f"{path}: was begun with another plan (or other --set values)", hint=hint)
-    for name, version in before.versions.items():
-        if now.versions.get(name) != version:
+    for name, version in before.items():
+        if now.get(name) != version:
             raise UsageError(
-                f"{path}: was begun with {name} {version}, this is {now.versions.get(name, 'without it')}", hint=hint
+                f"{path}: was begun with {name} {version}, this is {now.get(name, 'without it')}", hint=hint
             )

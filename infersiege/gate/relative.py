@@ -14,7 +14,7 @@ import msgspec
 from infersiege.gate.baseline import Baseline, Figures, is_share
 from infersiege.gate.change import RELEVANT, RELEVANT_SHARE, Change, Floor, Sample, judge_changes
 from infersiege.gate.comparable import Difference, differences
-from infersiege.gate.rules import cut_of, exit_code, overall, relative_name
+from infersiege.gate.rules import cut_of, exit_code, overall, relative_name, result_of
 from infersiege.metrics.definitions import METRICS
 from infersiege.plan.schema import Slo
 from infersiege.records import RuleResult, Summary, Verdict
@@ -221,21 +221,13 @@ def _result(rule: Slo, change: Change | None, candidate: Baseline, baseline: Bas
     figures = _figures(candidate, rule)
     now, before = (_mean(_values(side, rule), rule) for side in (candidate, baseline))
     seen = change if change is not None and change.change is not None else None
-    return RuleResult(
-        name=relative_name(rule),
-        metric=rule.metric,
-        stat=rule.stat or "",
-        scenario=rule.scenario,
-        channel=rule.channel,
-        stage=rule.stage,
+    return result_of(
+        rule,
+        relative_name(rule),
+        Verdict.NO_DATA if change is None else change.verdict,
+        detail,
         n=None if figures is None else sum(n or 0 for n in figures.n),
         value=now,
-        unit=METRICS[rule.metric].unit,
-        at_most=None,
-        at_least=None,
-        verdict=Verdict.NO_DATA if change is None else change.verdict,
-        detail=detail,
-        severity=rule.severity,
         relative_max=rule.relative_max,
         baseline=before,
         change=seen.change if seen is not None else None,

@@ -7,7 +7,7 @@ that no turn belongs to are `no data`, which is not a pass. Rules of an invalid 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -168,21 +168,15 @@ def _judge(slo: Slo, summary: Summary) -> RuleResult:
         verdict = Verdict.FAIL
     else:
         verdict = Verdict.PASS
-    return RuleResult(
-        name=rule_name(slo),
-        metric=slo.metric,
-        stat=slo.stat or "",
-        scenario=slo.scenario,
-        channel=slo.channel,
-        stage=slo.stage,
+    return result_of(
+        slo,
+        rule_name(slo),
+        verdict,
+        f"{found.detail}, {found.remark}" if found.remark else found.detail,
         n=found.n,
         value=found.value,
-        unit=metric.unit if metric is not None else "",
         at_most=slo.at_most,
         at_least=slo.at_least,
-        verdict=verdict,
-        detail=f"{found.detail}, {found.remark}" if found.remark else found.detail,
-        severity=slo.severity,
         needed=found.needed,
         low=found.low,
         high=found.high,
@@ -287,9 +281,15 @@ def is_relative(slo: Slo) -> bool:
 
 def without_baseline(slo: Slo) -> RuleResult:
     """What a rule that needs a baseline shows of a run alone: nothing."""
+    why = "it needs a baseline: infersiege gate RUN… --baseline RUN…"
+    return result_of(slo, relative_name(slo), Verdict.NO_DATA, why, relative_max=slo.relative_max)
+
+
+def result_of(slo: Slo, name: str, verdict: Verdict, detail: str, **found: Any) -> RuleResult:
+    """A result with what the rule is about, and `found`: the fields that say how it came out."""
     metric = METRICS.get(slo.metric)
-    return RuleResult(
-        name=relative_name(slo),
+    result = RuleResult(
+        name=name,
         metric=slo.metric,
         stat=slo.stat or "",
         scenario=slo.scenario,
@@ -300,11 +300,11 @@ def without_baseline(slo: Slo) -> RuleResult:
         unit=metric.unit if metric is not None else "",
         at_most=None,
         at_least=None,
-        verdict=Verdict.NO_DATA,
-        detail="it needs a baseline: infersiege gate RUN… --baseline RUN…",
+        verdict=verdict,
+        detail=detail,
         severity=slo.severity,
-        relative_max=slo.relative_max,
     )
+    return msgspec.structs.replace(result, **found)
 
 
 def relative_name(slo: Slo) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from infersiege.capacity.idle import Idleness
-from infersiege.capacity.state import Kept
-from infersiege.errors import ExitCode, UsageError
+from infersiege.capacity.state import Kept, check_plan_and_versions
+from infersiege.errors import ExitCode
 from infersiege.plan import Plan, plan_hash
 from infersiege.swarm.versions import versions
 
@@ -64,14 +64,7 @@ def identity_of(plan: Plan) -> str:
 
 def check_same(path: Path, before: SeriesState, now: SeriesState) -> None:
     """Raises UsageError when runs of now would not belong to the series of before."""
-    hint = "start anew with another --out, or go on with what it was begun with"
-    if before.plans != now.plans:
-        raise UsageError(f"{path}: was begun with another plan (or other --set values)", hint=hint)
-    for name, version in before.versions.items():
-        if now.versions.get(name) != version:
-            raise UsageError(
-                f"{path}: was begun with {name} {version}, this is {now.versions.get(name, 'without it')}", hint=hint
-            )
+    check_plan_and_versions(path, before.plans == now.plans, before.versions, now.versions)
 
 
 def order(repeats: int, sides: int) -> list[str]:

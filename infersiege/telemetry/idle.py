@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from infersiege_agents.engine_names import ENGINES
-from infersiege_agents.engine_scrape import ScrapeError, address_of, fetch
+from infersiege_agents.engine_scrape import Page, ScrapeError, address_of, fetch
 from infersiege_agents.engine_series import read
 from infersiege_agents.errors import AgentError
 
@@ -48,13 +48,22 @@ def engine_pages(plan: Plan) -> tuple[EnginePage, ...]:
 
 def ask(page: EnginePage, environ: Mapping[str, str], within_s: float) -> Running | None:
     """What an engine has right now. None: it does not answer within so many seconds, or has no such figures."""
-    engine = page.channel.engine
+    found = opened(page, environ, within_s)
+    if found is None:
+        return None
     try:
-        address = address_of(root_url(page.base, PROFILES[engine].metrics_path or ""))
-        found = fetch(address, address.path, api_key=api_key(page.channel, environ), deadline_s=within_s)
-        gauges = read(found, engine).gauges
-    except (AgentError, InfersiegeError, ScrapeError):
+        gauges = read(found, page.channel.engine).gauges
+    except ScrapeError:
         return None
     if "running" not in gauges and "waiting" not in gauges:
         return None
     return Running(gauges.get("running", 0.0), gauges.get("waiting", 0.0))
+
+
+def opened(page: EnginePage, environ: Mapping[str, str], within_s: float) -> Page | None:
+    """What the page of an engine holds. None: no such page in time."""
+    try:
+        address = address_of(root_url(page.base, PROFILES[page.channel.engine].metrics_path or ""))
+        return fetch(address, address.path, api_key=api_key(page.channel, environ), deadline_s=within_s)
+    except (AgentError, InfersiegeError, ScrapeError):
+        return None

@@ -10,17 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from infersiege_agents.engine_names import RANKS
-from infersiege_agents.engine_scrape import ScrapeError, address_of, fetch
-from infersiege_agents.errors import AgentError
 from prometheus_client.parser import text_string_to_metric_families
 
-from infersiege.channels.profiles import PROFILES
-from infersiege.channels.url import root_url
-from infersiege.errors import InfersiegeError
 from infersiege.plan.schema import Plan
 from infersiege.records import ServedRequests
-from infersiege.redact import api_key
-from infersiege.telemetry.idle import EnginePage, engine_pages
+from infersiege.telemetry.idle import EnginePage, engine_pages, opened
 
 FINISHED: Final[Mapping[str, str]] = {
     # By finish reason; a request whose client went away is not counted (seen with 0.32).
@@ -65,12 +59,12 @@ class ServedWatch:
 
 def finished(page: EnginePage, environ: Mapping[str, str]) -> float | None:
     """Requests that an engine has finished since its start. None: no answer in time, or no such counter."""
-    engine = page.channel.engine
+    found = opened(page, environ, WITHIN_S)
+    if found is None:
+        return None
     try:
-        address = address_of(root_url(page.base, PROFILES[engine].metrics_path or ""))
-        found = fetch(address, address.path, api_key=api_key(page.channel, environ), deadline_s=WITHIN_S)
-        values = list(_values(found.text, FINISHED[engine]))
-    except (AgentError, InfersiegeError, ScrapeError, ValueError):
+        values = list(_values(found.text, FINISHED[page.channel.engine]))
+    except ValueError:  # what is no exposition format
         return None
     return sum(values) if values else None
 
