@@ -67,10 +67,10 @@ def save(
     from infersiege.gate.comparable import allowed_words
     from infersiege.report import read
     from infersiege.report.sides import observed, read_baseline, runs_in, unique, write_baseline
-    from infersiege.rundir import RunDirectory
+    from infersiege.rundir.living import open_finished
 
     words = allowed_words(allow)
-    directories = [RunDirectory.open(path) for path in unique(run for path in runs for run in runs_in(path))]
+    directories = [open_finished(path) for path in unique(run for path in runs for run in runs_in(path))]
     seen = [observed(read(directory)) for directory in directories]
     made = side_of(seen, name=name or seen[0].file.name, now_ns=time.time_ns())
     earlier = None if floor is None else read_baseline(floor)

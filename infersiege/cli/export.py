@@ -30,7 +30,7 @@ def export(run: Path, parquet: Path | None, csv: Path | None, force: bool) -> No
     from infersiege.cli.destination import check_destination, destination, is_standard_output
     from infersiege.errors import UsageError
     from infersiege.export import check_parquet, write_csv, write_parquet
-    from infersiege.rundir import RunDirectory
+    from infersiege.rundir.living import open_finished
 
     if parquet is None and csv is None:
         raise UsageError("what is to be written is not named", hint="add --parquet FILE or --csv FILE, or both")
@@ -41,7 +41,7 @@ def export(run: Path, parquet: Path | None, csv: Path | None, force: bool) -> No
     for out in (parquet, csv):
         if out is not None:
             check_destination(out, force=force)
-    directory = RunDirectory.open(run)
+    directory = open_finished(run)
     plan = directory.read_plan()
     if parquet is not None:
         with destination(parquet, force=force) as file:

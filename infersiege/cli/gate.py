@@ -107,12 +107,12 @@ def judge_runs(
     from infersiege.report import judged, read
     from infersiege.report.sides import runs_in, unique
     from infersiege.report.tables import print_emulated, print_rules
-    from infersiege.rundir import RunDirectory
+    from infersiege.rundir.living import open_finished
 
     if (allow or strict) and not baselines:
         raise UsageError("--allow and --strict mean nothing without --baseline", hint="add --baseline RUN…")
     words = allowed_words(allow)
-    directories = [RunDirectory.open(path) for path in unique(run for path in runs for run in runs_in(path))]
+    directories = [open_finished(path) for path in unique(run for path in runs for run in runs_in(path))]
     found = [judged(read(directory), gated=True) for directory in directories]
     compared = _compared(found, baselines, words, strict) if baselines else None
     unwritten: list[InfersiegeError] = []

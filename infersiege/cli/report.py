@@ -60,12 +60,12 @@ def report(
     from infersiege.report import judged, read, write
     from infersiege.report.tables import print_summary
     from infersiege.report.words import LANGUAGES
-    from infersiege.rundir import RunDirectory
+    from infersiege.rundir.living import open_finished
     from infersiege.telemetry.remarks import silent
 
     if influx_url is not None and not with_telemetry:
         raise UsageError("--influx-url means nothing without --with-telemetry", hint="add --with-telemetry")
-    directory = RunDirectory.open(run)
+    directory = open_finished(run)
     target = _target(directory, influx_url) if with_telemetry else None
     code, silent_hosts = (ExitCode.PASS, ()) if target is None else _fetch(directory, target)
     found = judged(read(directory), gated=False)

@@ -12,6 +12,7 @@ from infersiege.errors import UsageError
 from infersiege.report.rebuild import judged, read
 from infersiege.report.sides import observed, runs_in
 from infersiege.rundir import PLAN, RunDirectory
+from infersiege.rundir.living import open_finished
 
 AGAINST = "against"
 """Folder of a series with the runs of the other plan (`infersiege run --against`)."""
@@ -72,7 +73,7 @@ def source_of(one: Named, by: By | None) -> Source:
     Raises RunDirectoryError: a file is missing, damaged or of a newer schema.
     """
     shapes = Shapes(by)
-    found = judged(read(RunDirectory.open(one.path), (shapes,)), gated=False)
+    found = judged(read(open_finished(one.path), (shapes,)), gated=False)
     gpus = observed(found).gpus
     cuts = parts_of(found.summary, shapes, found.windows, found.plan.stages, by)
     members = tuple(member_of(str(one.path), cut, by, found.plan, gpus) for cut in cuts)

@@ -13,6 +13,7 @@ from infersiege.gate.baseline import KIND, SCHEMA, Baseline, Observed, side_of
 from infersiege.report.rebuild import Rebuilt, read
 from infersiege.rundir import PLAN, RunDirectory
 from infersiege.rundir.files import pretty, reason_of
+from infersiege.rundir.living import open_finished
 
 _LARGEST_FILE = 64 << 20
 
@@ -56,7 +57,7 @@ def side_from(paths: Sequence[Path], *, now_ns: int) -> Baseline:
     runs = unique(run for path in paths for run in runs_in(path))
     name = paths[0].name or str(paths[0])
     return side_of(
-        [observed(read(RunDirectory.open(run))) for run in runs],
+        [observed(read(open_finished(run))) for run in runs],
         name=name if len(paths) == 1 else f"{name} and {len(paths) - 1} more",
         now_ns=now_ns,
     )

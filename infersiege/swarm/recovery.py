@@ -19,6 +19,7 @@ from infersiege.plan.schema import Plan
 from infersiege.records import EventRow, OpenTurn, Outcome, Reason
 from infersiege.report.rebuild import Rebuilt, judged, read, write
 from infersiege.rundir import PlanFile, RunDirectory
+from infersiege.rundir.living import writer_of
 from infersiege.swarm.ledger import ChannelLabels, LineKey, unsent_record
 from infersiege.swarm.leftovers import Journal, Leftover, read_journal, read_rows
 from infersiege.swarm.losses import lines_of, unplayed_arrivals
@@ -65,7 +66,8 @@ def recover(
     """
     if not run.claim():
         raise UsageError(
-            f"{run.path}: another process writes to it", hint="does the run still go on, or another `recover`?"
+            f"{run.path}: another process writes to it ({writer_of(run)})",
+            hint="does the run still go on, or another `recover`?",
         )
     file, marker = run.read_plan(), _marker(run)
     if marker is not None and marker.settled:
