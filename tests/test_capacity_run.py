@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ from siege import Siege, plan_text
 
 from infersiege.capacity.child import Interruption
 from infersiege.capacity.hunt import begun, hunt
-from infersiege.capacity.runs import Settings
+from infersiege.capacity.runs import Settings, workers_of
 from infersiege.capacity.search import Outcome, Range
 from infersiege.capacity.state import CapacityState, SweepState
 from infersiege.emulator.process import EmulatorProcess
@@ -151,6 +151,8 @@ def test_a_probe_that_its_plan_keeps_from_beginning_leaves_none(siege: Siege) ->
         slos=(),
         folder=out,
         workers=1,
+        expect_workers=1,
+        bind="127.0.0.1:0",
         wait_for_target_s=0,
         pause_s=0,
         idle_limit_s=0,
@@ -199,3 +201,66 @@ def test_a_sweep_over_channels_one_of_which_is_down(siege: Siege, emulator: Emul
     table = (out / "sweep.md").read_text(encoding="utf-8").splitlines()
     assert len(table) == 6 and "nothing listens" in said
     assert sum("no run" in line for line in table) == 2
+
+
+@pytest.mark.parametrize(
+    ("local", "in_all", "load", "unit", "words"),
+    [
+        (2, 2, 8, "users", "--workers 2"),
+        (4, 4, 2, "users", "--workers 2"),  # each needs a user
+        (2, 6, 8, "users", "--workers 2 --expect-workers 6 --bind h:1"),
+        (2, 6, 3, "users", "--workers 2 --expect-workers 3 --bind h:1"),
+        (2, 6, 2, "users", "--workers 2"),  # who joins from elsewhere is turned away, and tries again
+        (0, 6, 1, "users", "--workers 0 --expect-workers 1 --bind h:1"),
+        (0, 6, 0.5, "sessions/s", "--workers 0 --expect-workers 6 --bind h:1"),  # a rate can be split at will
+    ],
+)
+def test_small_probes_have_fewer_workers(local: int, in_all: int, load: float, unit: str, words: str) -> None:
+    settings = Settings(Path("p"), (), (), Path("f"), local, in_all, "h:1", 0, 0, 0, {})
+    assert " ".join(workers_of(settings, load, unit)) == words
+
+
+@pytest.mark.parametrize(
+    ("options", "secret", "said"),
+    [
+        (("--expect-workers", "2", "--bind", "127.0.0.1:5557"), "", "INFERSIEGE_SECRET is not set"),
+        (("--expect-workers", "2"), "a-secret-of-some-length", "the same port"),
+        (("--expect-workers", "2", "--workers", "3"), "", "make no sense"),
+        (("--expect-workers", "2", "--bind", "host:port"), "", "not an address"),
+    ],
+)
+def test_workers_from_elsewhere_that_could_not_join_are_an_error_before_the_first_probe(
+    siege: Siege, options: tuple[str, ...], secret: str, said: str
+) -> None:
+    plan = siege.folder / "plan.toml"
+    plan.write_text(plan_text("http://127.0.0.1:9/v1"), encoding="utf-8")
+    siege.environment["INFERSIEGE_SECRET"] = secret
+    code, out = siege.command("sweep", str(plan), "--users", "2", "--out", str(siege.folder / "s"), *options)
+    assert (code, said in out) == (2, True), out
+
+
+def test_workers_of_other_hosts_take_part_in_every_probe(
+    siege: Siege, emulator: EmulatorProcess, free_port: Callable[[], int]
+) -> None:
+    """They come back after each; a probe with fewer users than workers turns the rest away, and they try again."""
+    plan, out, address = siege.folder / "plan.toml", siege.folder / "sweep", f"127.0.0.1:{free_port()}"
+    plan.write_text(plan_for(emulator, users=1), encoding="utf-8")
+    siege.environment["INFERSIEGE_SECRET"] = "a-secret-of-some-length"
+    worker = [sys.executable, "-m", "infersiege", "worker", "--forever", "--master", address, "--name"]
+    workers = [
+        subprocess.Popen([*worker, name], env=siege.environment, stderr=subprocess.DEVNULL) for name in ("far", "away")
+    ]
+    try:
+        fleet = ("--workers", "0", "--expect-workers", "2", "--bind", address)
+        code, said = siege.command("sweep", str(plan), "--users", "2,1,3", "--out", str(out), *fleet, within_s=100)
+    finally:
+        for process in workers:
+            process.terminate()
+        ended = [process.wait(20) for process in workers]
+    assert code == 0, said
+    assert ended == [143, 143]
+    by_load = {}
+    for probe in msgspec.json.decode((out / "sweep.json").read_bytes(), type=SweepState).probes:
+        by_load[probe.load] = {turn.worker for turn in RunDirectory.open(out / probe.directory).read_turns()}
+    assert by_load[2] == by_load[3] == {"far", "away"}
+    assert len(by_load[1]) == 1

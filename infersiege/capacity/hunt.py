@@ -167,7 +167,7 @@ def hunt(state: CapacityState, plan: Plan, settings: Settings, interruption: Int
             directory=name_of(number, step, state.unit),
             load=step,
             duration_ns=length_of(state, step),
-            workers=settings.workers,
+            workers=settings.expect_workers,
             call=state.call,
         )
         before = state

@@ -32,6 +32,11 @@ class Settings(NamedTuple):
     slos: tuple[Slo, ...]
     folder: Path
     workers: int
+    """On this host."""
+    expect_workers: int
+    """In all."""
+    bind: str
+    """Where those of other hosts join."""
     wait_for_target_s: float
     pause_s: float
     idle_limit_s: float
@@ -68,6 +73,15 @@ def changes_of(load: float, unit: str, duration_ns: int) -> list[str]:
     return ["run.nonce=", "run.stop=", f"run.duration={format_duration(duration_ns)}", f"load.{number}"]
 
 
+def workers_of(settings: Settings, load: float, unit: str) -> list[str]:
+    """Options of a run about its workers: with fewer users than workers some stay out of it."""
+    most = max(int(load), 1) if unit == "users" else settings.expect_workers
+    local, in_all = min(settings.workers, most), min(settings.expect_workers, most)
+    if in_all == local:
+        return ["--workers", str(local)]
+    return ["--workers", str(local), "--expect-workers", str(in_all), "--bind", settings.bind]
+
+
 def run_probe(
     settings: Settings,
     probe: Probe,
@@ -90,10 +104,9 @@ def run_probe(
     if interruption.asked():
         raise Interrupted
     changes = [*settings.overrides, *more, *changes_of(probe.load, unit, probe.duration_ns)]
-    workers = min(settings.workers, int(probe.load)) if unit == "users" else settings.workers
     path = settings.folder / probe.directory
     command = [sys.executable, "-P", "-m", "infersiege", "run", str(settings.plan), "--out", str(path), "--gate"]
-    command += ["--workers", str(max(workers, 1)), "--wait-for-target", f"{settings.wait_for_target_s:g}"]
+    command += [*workers_of(settings, probe.load, unit), "--wait-for-target", f"{settings.wait_for_target_s:g}"]
     for change in changes:
         command += ["--set", change]
     log = path.with_name(f"{path.name}.log")

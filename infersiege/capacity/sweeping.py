@@ -103,7 +103,7 @@ def sweep(state: SweepState, plan: Plan, settings: Settings, interruption: Inter
             load=at,
             channel=channel,
             duration_ns=state.probe_duration_ns,
-            workers=settings.workers,
+            workers=settings.expect_workers,
         )
         before = state
         state = msgspec.structs.replace(before, probes=(*before.probes, probe))

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from infersiege.cli.worker_options import bind_option, expect_workers_option, workers_option
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -22,6 +24,8 @@ class ProbeOptions:
     pause: float
     idle_limit: float
     workers: int | None
+    expect_workers: int | None
+    bind: str
     wait_for_target: float
     as_json: bool
 
@@ -49,7 +53,9 @@ _OPTIONS = (
         metavar="SECONDS",
         help="Longest wait for the engine to be idle before a run.",
     ),
-    click.option("--workers", type=click.IntRange(1, 1_000), help="Worker processes; default: the plan's, 1."),
+    workers_option,
+    expect_workers_option,
+    bind_option,
     click.option(
         "--wait-for-target", default=0.0, metavar="SECONDS", help="Wait so long for the target to become ready."
     ),

@@ -16,6 +16,7 @@ from rich.table import Table
 from infersiege.capacity.child import Interrupted, Interruption
 from infersiege.capacity.runs import Settings, changes_of
 from infersiege.capacity.state import CapacityState, SweepState, alone_in
+from infersiege.cli.address import MASTER_PORT, address_of
 from infersiege.cli.probe_options import ProbeOptions
 from infersiege.cli.run import seconds_of
 from infersiege.errors import ExitCode, UsageError
@@ -24,6 +25,7 @@ from infersiege.plan.values import parse_duration
 from infersiege.report.capacity_page import CurvePage, render_curves
 from infersiege.report.tables import print_emulated
 from infersiege.rundir import default_path
+from infersiege.swarm.run_options import check_fleet
 
 RATE_PAUSE_S = 61.0
 """Before each run of a plan with a rate limit."""
@@ -49,19 +51,36 @@ def _checked(duration: str) -> str:
     return duration.strip()
 
 
+def _check_fleet(local: int, expected: int, bind: str) -> None:
+    """Raises UsageError: before the first probe, not at it."""
+    host, port = address_of("--bind", bind, default_port=MASTER_PORT)
+    check_fleet(local, expected, (host, port), os.environ)
+    if expected > local and port == 0:
+        raise UsageError(
+            f"--bind {bind}: workers of other hosts find each probe's master at the same port only",
+            hint="name the address that they reach, such as --bind 10.0.0.5, and start them with "
+            "`infersiege worker --master 10.0.0.5 --forever`",
+        )
+
+
 class Probing:
     """One call of `capacity` or `sweep`: its plan and folder, what it prints and writes."""
 
     def __init__(self, command: str, path: Path, options: ProbeOptions) -> None:
         """Raises PlanError, UsageError."""
         self.plan, self.duration_ns = loaded(path, options.overrides, options.probe_duration)
+        local = options.workers if options.workers is not None else self.plan.run.workers
+        expected = options.expect_workers if options.expect_workers is not None else local
+        _check_fleet(local, expected, options.bind)
         self.folder = options.out or default_path(f"{command} {self.plan.run.name}", time.time_ns())
         self.settings = Settings(
             plan=path,
             overrides=options.overrides,
             slos=self.plan.slos,
             folder=self.folder,
-            workers=options.workers if options.workers is not None else self.plan.run.workers,
+            workers=local,
+            expect_workers=expected,
+            bind=options.bind,
             wait_for_target_s=seconds_of("--wait-for-target", options.wait_for_target) / 1e9,
             pause_s=max(seconds_of("--pause", options.pause) / 1e9, self._minute_s()),
             idle_limit_s=seconds_of("--idle-limit", options.idle_limit) / 1e9,

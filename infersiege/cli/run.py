@@ -16,6 +16,7 @@ import click
 from infersiege.cli.address import MASTER_PORT, address_of
 from infersiege.cli.announce import announce, markdown_option
 from infersiege.cli.unwritten import warn_of
+from infersiege.cli.worker_options import bind_option, expect_workers_option, workers_option
 from infersiege.errors import UsageError
 
 _LONGEST_WAIT_S = 86_400
@@ -69,17 +70,9 @@ def asked_repeats(plan: Path, overrides: Sequence[str]) -> int:
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the plan; may be repeated."
 )
-@click.option("--workers", type=click.IntRange(0, 1_000), help="Worker processes on this host; default: the plan's, 1.")
-@click.option(
-    "--expect-workers", type=click.IntRange(1, 10_000), help="Workers in all, with those that join from elsewhere."
-)
-@click.option(
-    "--bind",
-    default="127.0.0.1:0",
-    show_default=True,
-    metavar="HOST[:PORT]",
-    help=f"Where other workers join; default port {MASTER_PORT}, port 0 takes any free one.",
-)
+@workers_option
+@expect_workers_option
+@bind_option
 @click.option(
     "--web",
     metavar="HOST:PORT",

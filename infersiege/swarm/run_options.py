@@ -39,6 +39,24 @@ def fleet_options(plan: Plan, options: RunOptions, environ: Mapping[str, str]) -
     """How many workers, and where they join. Raises UsageError for numbers that make no sense together."""
     local = options.workers if options.workers is not None else plan.run.workers
     expected = options.expect_workers if options.expect_workers is not None else local
+    secret = check_fleet(local, expected, options.bind, environ)
+    for key, value in _to_be_shared(plan):
+        if value < expected:
+            raise UsageError(
+                f"{key} = {value} can't be shared among {expected} workers: some would have none",
+                hint="use fewer workers",
+            )
+    host, port = options.bind
+    return MasterOptions(
+        local_workers=local, expected_workers=expected, host=host, port=port, secret=secret or secrets.token_hex(16)
+    )
+
+
+def check_fleet(local: int, expected: int, bind: tuple[str, int], environ: Mapping[str, str]) -> str:
+    """The secret that workers of other hosts need, empty where there are none of them and it is not set.
+
+    Raises UsageError for numbers that make no sense together, for a secret that is missing or can be guessed.
+    """
     if expected < 1 or expected < local:
         raise UsageError(
             f"{local} workers on this host and {expected} in all make no sense",
@@ -50,17 +68,8 @@ def fleet_options(plan: Plan, options: RunOptions, environ: Mapping[str, str]) -
             f"{expected - local} worker(s) are to join from elsewhere, but {SECRET_VARIABLE} is not set",
             hint=f"set it here and on their hosts: export {SECRET_VARIABLE}=$(openssl rand -hex 32)",
         )
-    check_secret(*options.bind, secret)
-    for key, value in _to_be_shared(plan):
-        if value < expected:
-            raise UsageError(
-                f"{key} = {value} can't be shared among {expected} workers: some would have none",
-                hint="use fewer workers",
-            )
-    host, port = options.bind
-    return MasterOptions(
-        local_workers=local, expected_workers=expected, host=host, port=port, secret=secret or secrets.token_hex(16)
-    )
+    check_secret(*bind, secret)
+    return secret
 
 
 def _to_be_shared(plan: Plan) -> Iterator[tuple[str, int]]:
