@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 from infersiege.errors import RunInvalidError, UsageError
 from infersiege.plan.load import load_plan
 from infersiege.records import NeededFile, NeededPath
-from infersiege.swarm import luggage, travel
+from infersiege.swarm import travel
 from infersiege.swarm.luggage import Unpacker, as_planned, differs, must_be_the_masters, with_places
 from infersiege.swarm.travel import needed_paths, packed_parts, sha256_of
 from infersiege.traces import open_trace
@@ -229,37 +227,3 @@ def test_another_trace_is_refused_with_both_hashes() -> None:
         RunInvalidError, match=r"^trace of talk \(t\) is another one \(sha256 b{16}… .* a{16}…\) on here$"
     ):
         must_be_the_masters({"talk (t)": "b" * 64}, {"talk (t)": "a" * 64}, "here")
-
-
-# --------------------------------------------------------------------------------------------- what is left behind
-
-CRASHES = """
-import os, sys
-from infersiege.swarm import luggage
-from infersiege.records import NeededPath
-one = luggage.Luggage.__new__(luggage.Luggage)
-one._folder = one._lock = None
-place = one._new_place(0, NeededPath(path="/m/t.jsonl", what="trace", files=()))
-place.parent.mkdir(parents=True)
-place.write_bytes(b"private")
-print(one._folder, oct(one._folder.stat().st_mode & 0o777), flush=True)
-sys.stdin.read()
-os._exit(9)
-"""
-
-
-def test_the_next_worker_removes_what_a_killed_one_left_and_nothing_of_a_living_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    with subprocess.Popen([sys.executable, "-c", CRASHES], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        assert worker.stdout is not None and worker.stdin is not None
-        folder, mode = worker.stdout.readline().decode().split()
-        assert Path(folder).parent == tmp_path and mode == "0o700"
-        luggage.sweep()
-        assert (Path(folder) / "0" / "t.jsonl").read_bytes() == b"private", "its worker lives"
-        worker.stdin.close()
-        worker.wait(10)
-    luggage.sweep()
-    assert not Path(folder).exists()

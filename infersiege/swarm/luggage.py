@@ -7,7 +7,9 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -30,6 +32,8 @@ PATIENCE_S = 60.0
 _MOST_AT_ONCE = 1 << 20
 """Unpacked without a stop. A stream may unpack to a thousand times its size."""
 _PREFIX = "infersiege-files-"
+_LEFT_S = 60.0
+"""A younger folder may be of a worker that is about to lock it."""
 
 
 class Luggage:
@@ -125,8 +129,10 @@ class Luggage:
         """Raises OSError."""
         if self._folder is None:
             sweep()
-            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # 0700
-            self._lock = _locked(self._folder)
+            try:
+                self._folder, self._lock = _own_folder()
+            except OSError:  # Somebody tidies up TMPDIR, and it was gone, or held, before it was locked.
+                self._folder, self._lock = _own_folder()
         # Readers and messages know a file by its name.
         return self._folder / str(number) / (Path(path.path).name or "root")
 
@@ -270,10 +276,25 @@ def sweep() -> None:
     """Remove what workers left that were killed in the moment between."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if not folder.is_dir() or folder.stat().st_uid != os.getuid():
+            facts = folder.stat(follow_symlinks=False)
+            ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+            if not ours or time.time() - facts.st_mtime < _LEFT_S:
                 continue
-            os.close(_locked(folder))  # BlockingIOError: its worker lives
-            shutil.rmtree(folder, ignore_errors=True)
+            lock = _locked(folder)  # BlockingIOError: its worker lives
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _own_folder() -> tuple[Path, int]:
+    """A new folder, and the descriptor that holds it. Raises OSError."""
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # 0700
+    try:
+        return folder, _locked(folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _locked(folder: Path) -> int:
