@@ -131,6 +131,11 @@ class WorkerShare:
         self.stopped.set()
 
     @property
+    def first_unscored(self) -> str | None:
+        """Of the answers that could not be checked, the first; None: there was none."""
+        return self._player.checker.first_unscored
+
+    @property
     def why_stopped(self) -> str | None:
         """Why no more sessions are made, for the log of events; None: they are, or all were played."""
         return f"a fault of infersiege: {self.fault}" if self.fault is not None else self.trouble
@@ -287,7 +292,7 @@ class WorkerShare:
 
     def finished(self) -> bool:
         """Nothing more will start, and nothing is open."""
-        return all(one.exhausted and one.playing == 0 for one in self._streams) and not self.ledger.open
+        return all(one.exhausted and one.idle for one in self._streams) and not self.ledger.open
 
     def windows_since_last(self) -> list[WindowRow]:
         """Rows of the turns that were closed since the last call, to be added to those before."""

@@ -80,6 +80,13 @@ class PacedStream:
         """No user starts any more, and those that are there take no more sessions."""
         self.playing = 0
         """Users that are there."""
+        self._setting_up = False
+        """An arrival was taken from the walk and is not in the ledger yet: its session may have to come from Redis."""
+
+    @property
+    def idle(self) -> bool:
+        """Nobody plays, and no arrival is on its way to the ledger."""
+        return self.playing == 0 and not self._setting_up
 
     @property
     def exhausted(self) -> bool:
@@ -207,11 +214,9 @@ class PacedStream:
             before_ns, until_ns = until_ns, share.timeline.ends_at(due_ns)
             if before_ns != until_ns:
                 pacer.begin_anew()  # There was a pause: what is late from before it is not sent any more.
-            prepared = share.prepare(ticket, due_ns, until_ns)
+            prepared = self._enter(ticket, due_ns, until_ns)
             if prepared is None:
-                share.skip_arrival(ticket, due_ns)
                 continue
-            share.ledger.take(*prepared.lines)
             if self._control.closing.is_set():
                 self._skip(prepared, self._control.reason)
                 continue
@@ -223,6 +228,20 @@ class PacedStream:
             prepared.not_before_ns = send_ns or 0
             self.playing += 1
             start(partial(self._play_open, prepared, due_ns))
+
+    def _enter(self, ticket: Ticket, due_ns: int, until_ns: int | None) -> PreparedSession | None:
+        """Set up an arrival that was taken, and put it into the ledger. None: it got no session, and has its record."""
+        share = self._share
+        self._setting_up = True
+        try:
+            prepared = share.prepare(ticket, due_ns, until_ns)
+            if prepared is None:
+                share.skip_arrival(ticket, due_ns)
+            else:
+                share.ledger.take(*prepared.lines)
+            return prepared
+        finally:
+            self._setting_up = False
 
     def _next_due(self) -> Ticket | None:
         """This worker's next arrival, taken as soon as it is time to set it up. None: the load is over."""
