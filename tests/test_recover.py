@@ -235,6 +235,55 @@ def test_arrivals_until_the_last_worker_stopped_that_nobody_took_are_skipped(tmp
     assert RunDirectory.open(crash.path).read_plan().stages[0].arrivals is not None
 
 
+def test_arrivals_that_a_missing_worker_may_have_played_are_in_no_record(tmp_path: Path) -> None:
+    """It had taken all of its own and sent none home: `skipped` would be a lie, and so would missing load."""
+    crash = Crash(tmp_path, load=OPEN)
+    stopped, away = crash.worker(), crash.worker(host="bench-2")
+    due = arrivals(crash.plan, START_NS + 60 * SECOND)
+    for worker in (stopped, away):
+        for name, turns in due[worker.place :: 2][:8]:
+            worker.play(worker.take(name, turns)[0])
+    stopped.stop(after_s=2.0)
+    shutil.move(away.kill().parent, tmp_path.parent / f"{tmp_path.name}-away")
+    crash.master_dies()
+    result = bring_home(crash, partial=True)
+    wanted = arrivals(crash.plan, stopped.now_ns)
+    rows = crash.rows()
+    assert {name for name, _ in rows} == {name for name, _ in wanted[0::2]}, "its own, until it stopped"
+    assert {row.reason for row in rows.values() if row.outcome is not Outcome.OK} == {Reason.NO_LEASE}
+    missing = "1 more of 2 workers"
+    assert (
+        f"{len(wanted[1::2])} sessions that were due have no record: {missing} may have played them" in result.remarks
+    )
+    summary = result.rebuilt.summary
+    assert summary.counts.conserved() and summary.loads == ()
+    assert not [reason for reason in summary.invalid if reason.startswith("load not delivered")], summary.invalid
+    assert [reason for reason in summary.invalid if "how much of the load was there is not known" in reason]
+    (rule,) = [rule for rule in summary.rules if rule.metric == "delivered_share"]
+    assert rule.value is None
+
+
+def test_who_was_killed_answers_for_nothing_when_another_is_missing(tmp_path: Path) -> None:
+    """The one that is missing may have taken its share over."""
+    crash = Crash(tmp_path, load=OPEN)
+    killed, away = crash.worker(), crash.worker(host="bench-2")
+    due = arrivals(crash.plan, START_NS + 60 * SECOND)
+    for worker, many in ((killed, 3), (away, 12)):
+        for name, turns in due[worker.place :: 2][:many]:
+            worker.play(worker.take(name, turns)[0])
+    away.ship()
+    killed.kill()
+    shutil.move(away.kill().parent, tmp_path.parent / f"{tmp_path.name}-away")
+    crash.master_dies()
+    (remark,) = bring_home(crash, partial=True).remarks
+    played = {name for name, _ in (*due[0::2][:3], *due[1::2][:12])}
+    assert {name for name, _ in crash.rows()} == played
+    ended_ns = RunDirectory.open(crash.path).read_plan().ended_ns
+    assert ended_ns is not None
+    unknown = {name for name, _ in arrivals(crash.plan, ended_ns)} - played
+    assert unknown and remark.startswith(f"{len(unknown)} sessions that were due have no record: worker-2 may")
+
+
 def test_arrivals_of_a_trace_that_is_another_one_now_are_not_guessed(tmp_path: Path) -> None:
     crash = Crash(tmp_path, load=OPEN)
     small_crash(crash)

@@ -122,7 +122,8 @@ def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequen
             )
             for stage in file.stages
         ),
-        loads=tuple(_loads(plan, file.stages)),
+        # Against half of the records every load looks undelivered.
+        loads=() if file.missing_workers else tuple(_loads(plan, file.stages)),
         limits=gate.request_limits(plan.slos),
         cuts=gate.cuts(plan.slos),
         streamed={name: channel.stream for name, channel in plan.channels.items()},

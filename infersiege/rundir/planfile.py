@@ -118,6 +118,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[TraceAccount, ...] = ()
     workers: tuple[WorkerSummary, ...] = ()
     workers_asked: int | None = None
+    missing_workers: tuple[str, ...] = ()
+    """Of which not all records are here (`recover --partial`): how much of the load was there can't be told."""
     text_lengths: dict[str, dict[str, TextLengths]] = {}
     """Channel -> language -> how synthesised text got its lengths; what is missing went by the usual ratio."""
     written_prompts: dict[str, WrittenPrompts] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from infersiege.errors import UsageError
-from infersiege.records import OpenTurn, TurnRecord
+from infersiege.records import OpenTurn, Reason, TurnRecord
 from infersiege.swarm.ledger import LineKey
 from infersiege.swarm.spool import (
     JOURNAL,
@@ -37,6 +37,11 @@ class Leftover:
     @property
     def plan(self) -> Path:
         return self.path / PLAN_FILE
+
+    @property
+    def why_unplayed(self) -> Reason:
+        """Why a turn of this worker was not played: it was killed, or it had no master any more."""
+        return Reason.WORKER_LOST if self.info.bye is None else Reason.NO_LEASE
 
     def in_use(self) -> bool:
         return in_use(self.path, self.info)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Tally:
         self.sessions: set[str] = set()
         self.rows_of: Counter[str] = Counter()
         """All rows, by worker."""
+        self.epochs: set[int] = set()
+        """Of those that workers wrote, and of the sessions that they took."""
         self.own_rows_of: Counter[str] = Counter()
         """Of these, those that the worker wrote."""
         self.last_of: dict[str, int] = {}
@@ -62,6 +65,7 @@ class Tally:
             self.made[row.outcome] += 1
             return
         self.own_rows_of[row.worker] += 1
+        self.epochs.add(row.epoch)
         place = (row.worker, row.scenario, row.routed_by or row.channel)
         sessions = self.sent_sessions.setdefault(place, {})
         sessions[row.session_id] = sessions.get(row.session_id, False) or row.attempt_ns is not None
@@ -91,6 +95,18 @@ class Found:
     """When the last worker stopped."""
     missing: Sequence[str]
     """Workers whose spool is not there."""
+
+
+def missing_workers(run: RunDirectory, file: PlanFile, leftovers: Sequence[Leftover], tally: Tally) -> list[str]:
+    """Workers that took part and whose spool is not here, as far as rows, the workers' health and the plan tell."""
+    here = {one.info.worker for one in leftovers}
+    there = set(tally.own_rows_of)
+    with contextlib.suppress(InfersiegeError):  # damaged: only the rows tell
+        there |= {row.worker for row in run.read_health()}
+    missing = sorted(there - here)
+    asked = max([file.workers_asked or 0, *(one.info.members for one in leftovers)])
+    unknown = asked - len(there | here)
+    return [*missing, *([f"{unknown} more of {asked} workers"] if unknown > 0 else [])]
 
 
 def open_source(plan: Plan, file: PlanFile) -> tuple[SessionSource | None, str | None]:
@@ -130,7 +146,10 @@ def completed(
     invalid = [ENDED_BEFORE]
     if found.missing:
         names = ", ".join(found.missing)
-        invalid.append(f"no spool of {names} was there: what it still held, and what it had not begun, is in no record")
+        invalid.append(
+            f"no spool of {names} was there: what it still held, and what it had not begun, is in no record; so how "
+            "much of the load was there is not known"
+        )
     if file.started_ns is None:
         invalid.append("the load never began")
     return msgspec.structs.replace(
@@ -140,6 +159,7 @@ def completed(
         planned_turns=planned_turns,
         traces=accounts,
         workers=_workers(found, rows_of),
+        missing_workers=tuple(found.missing),
         invalid=tuple(dict.fromkeys((*file.invalid, *invalid))),
         warnings=tuple(dict.fromkeys(warnings)),
     )

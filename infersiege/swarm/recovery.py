@@ -7,14 +7,13 @@ a recovery has begun; it goes last.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from infersiege.errors import InfersiegeError, UsageError
+from infersiege.errors import UsageError
 from infersiege.plan.schema import Plan
 from infersiege.records import EventRow, OpenTurn, Outcome, Reason
 from infersiege.report.rebuild import Rebuilt, judged, read, write
@@ -23,7 +22,7 @@ from infersiege.rundir.living import writer_of
 from infersiege.swarm.ledger import ChannelLabels, LineKey, unsent_record
 from infersiege.swarm.leftovers import Journal, Leftover, read_journal, read_rows
 from infersiege.swarm.losses import lines_of, unplayed_arrivals
-from infersiege.swarm.recovered_facts import BY_RECOVERY, Found, Tally, completed, open_source
+from infersiege.swarm.recovered_facts import BY_RECOVERY, Found, Tally, completed, missing_workers, open_source
 from infersiege.swarm.source import SessionSource, is_arrival
 from infersiege.swarm.spool import remove_spool
 from infersiege.swarm.timeline import Timeline
@@ -132,18 +131,6 @@ def _check(run: RunDirectory, file: PlanFile, leftovers: Sequence[Leftover], mis
         )
 
 
-def missing_workers(run: RunDirectory, file: PlanFile, leftovers: Sequence[Leftover], tally: Tally) -> list[str]:
-    """Workers that took part and whose spool is not here, as far as rows, the workers' health and the plan tell."""
-    here = {one.info.worker for one in leftovers}
-    there = set(tally.own_rows_of)
-    with contextlib.suppress(InfersiegeError):  # damaged: only the rows tell
-        there |= {row.worker for row in run.read_health()}
-    missing = sorted(there - here)
-    asked = max([file.workers_asked or 0, *(one.info.members for one in leftovers)])
-    unknown = asked - len(there | here)
-    return [*missing, *([f"{unknown} more of {asked} workers"] if unknown > 0 else [])]
-
-
 def _marker(run: RunDirectory) -> Marker | None:
     try:
         return msgspec.json.decode(run.recovery_path.read_bytes(), type=Marker)
@@ -207,13 +194,17 @@ class _Work:
         self._tally = tally
         self._journals: list[Journal] = []
         self._unreadable = 0
+        self._unknown: set[str] = set()
+        """Sessions of arrivals of which nobody here knows whether they were played."""
         self._brought = 0
 
     def settle(self) -> Recovered:
         run, tally = self._run, self._tally
         for leftover in self._leftovers:
             self._append(self._rows_of(leftover))
-            self._journals.append(read_journal(leftover.path))
+            journal = read_journal(leftover.path)
+            self._journals.append(journal)
+            tally.epochs |= {opened.epoch for opened in journal.lines.values()}
         found = self._found()
         self._append(self._open_rows())
         source, why_not = open_source(self._plan, self._file)
@@ -268,7 +259,7 @@ class _Work:
                 if key not in lines or key in journal.started:
                     lines[key] = opened, leftover
         for key, (opened, leftover) in lines.items():
-            reason = _reason_of(leftover)
+            reason = leftover.why_unplayed
             for turn in range(opened.first_turn, opened.first_turn + opened.turns):
                 outcome = Outcome.LOST if turn <= started.get(key, -1) else Outcome.SKIPPED
                 yield from self._made_row(opened, leftover.info.worker, turn, outcome, reason)
@@ -278,10 +269,13 @@ class _Work:
         known = self._tally.sessions | {name for journal in self._journals for name, _ in journal.lines}
         # Which session an arrival of a trace in Redis had is not known: as many as were begun were played.
         begun = {name for name in known if not is_arrival(name)}
-        seats: dict[str, tuple[str, Reason]] = {}
+        seats: dict[str, tuple[str, Reason | None]] = {}
         arrivals = self._arrivals(source, started_ns, ended_ns, begun, seats)
         for opened in unplayed_arrivals(arrivals, begun):
             worker, reason = seats[opened.session_id]
+            if reason is None:
+                self._unknown |= {opened.session_id} - known
+                continue
             for turn in range(opened.first_turn, opened.first_turn + opened.turns):
                 yield from self._made_row(opened, worker, turn, Outcome.SKIPPED, reason)
 
@@ -291,9 +285,10 @@ class _Work:
         started_ns: int,
         ended_ns: int,
         begun: Container[str],
-        seats: dict[str, tuple[str, Reason]],
+        seats: dict[str, tuple[str, Reason | None]],
     ) -> Iterator[OpenTurn]:
-        """Lines of sessions that nobody began; `seats` gets whose they were, had all workers lived, and what to say."""
+        """Lines of sessions that nobody began, as far as that is known; `seats` gets whose they were, had all workers
+        lived, and what to say; None: somebody whose spool is not here may have played it."""
         timeline = Timeline.of(self._plan, start_ns=started_ns)
         by_place = {one.info.place: one for one in self._leftovers}
         members = max(one.info.members for one in self._leftovers)
@@ -308,9 +303,21 @@ class _Work:
                     continue
                 seat = by_place.get(ticket.index % members)
                 worker = seat.info.worker if seat is not None else f"seat-{ticket.index % members + 1}"
+                reason = self._why_unplayed(seat, known=not source.hands_out(ticket))
                 for opened in lines_of(ticket, source, timeline.place_of(due_ns), due_ns):
-                    seats[opened.session_id] = worker, Reason.WORKER_LOST if seat is None else _reason_of(seat)
+                    seats[opened.session_id] = worker, reason
                     yield opened
+
+    def _why_unplayed(self, seat: Leftover | None, *, known: bool) -> Reason | None:
+        """Of an arrival that no record and no journal here tells of. `known`: whose it is goes by its number.
+
+        With a spool that is missing only a worker that outlived the master answers for its seat: nobody can have taken
+        that over from it, unless it was handed on before.
+        """
+        if not self._missing:
+            return Reason.WORKER_LOST if seat is None else seat.why_unplayed
+        outlived = seat is not None and seat.info.bye is not None and len(self._tally.epochs) <= 1
+        return Reason.NO_LEASE if outlived and known else None
 
     def _made_row(self, opened: OpenTurn, worker: str, turn: int, outcome: Outcome, reason: Reason) -> Iterator[bytes]:
         if (opened.session_id, turn) in self._tally.keys:
@@ -369,6 +376,11 @@ class _Work:
             remarks.append(f"{unreadable} lines of the workers' spools are damaged and left out")
         if why_not is not None:
             remarks.append(f"arrivals that no worker took before the crash are not counted: {why_not}")
+        if self._unknown:
+            remarks.append(
+                f"{len(self._unknown):,} sessions that were due have no record: {', '.join(self._missing)} may have "
+                "played them"
+            )
         return remarks
 
     def _tell(self, ended_ns: int) -> None:
@@ -383,8 +395,3 @@ class _Work:
         """A row of events.jsonl, unless a recovery that was cut has written it."""
         if not self._run.has_events() or all(event.kind != kind for event in self._run.read_events()):
             self._run.append_event(EventRow(at_ns=at_ns, kind=kind, detail=detail))
-
-
-def _reason_of(leftover: Leftover) -> Reason:
-    """Why a turn of this worker was not played: it was killed, or it had no master any more."""
-    return Reason.WORKER_LOST if leftover.info.bye is None else Reason.NO_LEASE
