@@ -28,6 +28,7 @@ from infersiege.swarm.budget import (
     Limit,
     Treasury,
     limits_of,
+    spent_before_steady,
 )
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.purse import Purse
@@ -45,6 +46,21 @@ def turn_of(tokens: int, *, cost: float | None = None, channel: str = HERE, stat
         request_id="r.s.0", due_ns=1, sent_ns=2, sent_end_ns=3, closed_ns=9, outcome=Outcome.OK, http_status=status,
         prompt_tokens=tokens // 2, output_tokens=tokens - tokens // 2, tokens_from=TokensFrom.USAGE, cost=cost,
     )  # fmt: skip
+
+
+SPENT = [
+    (BudgetUse(channel=HERE, kind=REQUESTS, amount=2000, used=2000), "2,000 requests"),
+    (BudgetUse(channel=HERE, kind=TOKENS, amount=1_500_000, used=1_500_800), "1,500,000 tokens"),
+    (BudgetUse(channel=HERE, kind=COST, amount=0.5, used=0.5003), "cost 0.50"),
+]
+
+
+@pytest.mark.parametrize(("use", "amount"), SPENT, ids=[amount for _, amount in SPENT])
+def test_a_budget_that_did_not_last_until_steady_is_named_with_what_to_raise(use: BudgetUse, amount: str) -> None:
+    assert spent_before_steady(use, 3_240_000_000, 30 * SECOND) == (
+        f"no steady window was reached: the budget of channel cloud ({amount}) was used up after 3.2 s, before steady "
+        f"began at 30.0 s; raise channel.cloud.budget.{use.kind}, or shorten load.warmup"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- any order

@@ -96,6 +96,25 @@ def test_the_budget_ends_the_run_within_one_request_of_each_user(
     assert "expected cost on target: at most about" in ran.out.split("EMULATED")[0], "said before the load"
 
 
+def test_a_budget_that_is_used_up_in_the_warm_up_says_so_and_nothing_else(
+    siege: Siege, emulator: EmulatorProcess
+) -> None:
+    """More duration, which is what a run that ends in its warm-up is told, would be used up as well."""
+    ran = siege.run(budgeted(emulator, "requests = 6", load=f'{AT_ONCE}\nwarmup = "30s"'), "--gate")
+    assert ran.code == 3, ran.out
+    (reason,) = ran.summary.invalid
+    assert reason.startswith(
+        "no steady window was reached: the budget of channel target (6 requests) was used up after"
+    )
+    assert reason.endswith(
+        "before steady began at 30.0 s; raise channel.target.budget.requests, or shorten load.warmup"
+    )
+    assert not [warning for warning in ran.summary.warnings if "budget" in warning], ran.summary.warnings
+    (rule,) = [rule for rule in ran.summary.rules if rule.metric == "delivered_share"]
+    assert rule.detail == reason
+    assert rebuild(ran.directory).invalid == ran.summary.invalid, "plan.json has it"
+
+
 def test_ctrl_c_comes_before_a_budget(siege: Siege, emulator: EmulatorProcess) -> None:
     running = siege.start(budgeted(emulator, "requests = 100000"), "--workers", "2")
     running.until('"outcome":"ok"')

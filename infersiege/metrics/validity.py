@@ -83,6 +83,8 @@ def _windows(collector: Collector) -> list[str]:
         where = "before any turn was due in its steady window" if collector.windows else "in its warm-up"
         return [f"the run was interrupted {where}: nothing was measured"]
     if not collector.windows:
+        if any(reason.startswith("no steady window") for reason in collector.facts.invalid):
+            return []  # the master knew why
         return ["no steady window was reached: the run ended inside its warm-up; lengthen duration or shorten warmup"]
     if not collector.cells:
         return [_nothing_due(collector)]

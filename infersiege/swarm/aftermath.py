@@ -15,8 +15,9 @@ from infersiege.errors import InfersiegeError, RunInvalidError
 from infersiege.plan.schema import Plan
 from infersiege.plan.streams import Span, Stream, duration_of, spans_of
 from infersiege.plan.values import format_duration
-from infersiege.records import Plays, TraceChanges, WorkerSummary
+from infersiege.records import BudgetUse, Plays, TraceChanges, WorkerSummary
 from infersiege.rundir import PlanFile, RunDirectory, StageFacts, StreamFacts
+from infersiege.swarm.budget import spent_before_steady
 from infersiege.swarm.clock import clock_warnings, drift_ns
 from infersiege.swarm.ending import ALL_PLAYED, MasterResult
 from infersiege.swarm.fleet import WorkerState
@@ -141,6 +142,7 @@ def final_facts(
             *invalid,
             *_faults(result),
             *_stopped(result),
+            *_spent_in_warmup(plan, result),
             *_unplayed(plan, result, taken),
             *_unreached(plan, result),
             *(line for line, mode in over if mode == "open"),
@@ -249,13 +251,26 @@ def _unreached(plan: Plan, result: MasterResult) -> list[str]:
     return [f"{what} not reached: {result.ending} after {lasted_ns / 1e9:.1f} s"]
 
 
-def _budget_ended(plan: Plan, result: MasterResult) -> list[str]:
-    """A run that its budget ended is as good as any, but shorter than what was asked for."""
+def _ended_by_budget(result: MasterResult) -> tuple[BudgetUse, int] | None:
+    """The budget that ended the load, and after what time (ns)."""
     ended = next((use for use in result.budgets if use.ended_run), None)
     if ended is None or result.started_ns is None or result.load_ended_ns is None:
+        return None
+    return ended, result.load_ended_ns - result.started_ns
+
+
+def _spent_in_warmup(plan: Plan, result: MasterResult) -> list[str]:
+    """Of that run nothing was measured, and a longer duration would change nothing."""
+    ended, steady_ns = _ended_by_budget(result), spans_of(plan)[0].steady_ns
+    return [] if ended is None or ended[1] > steady_ns else [spent_before_steady(*ended, steady_ns)]
+
+
+def _budget_ended(plan: Plan, result: MasterResult) -> list[str]:
+    """A run that its budget ended is as good as any, but shorter than what was asked for."""
+    ended, duration_ns = _ended_by_budget(result), duration_of(plan)
+    if ended is None or _spent_in_warmup(plan, result):
         return []
-    after = f"after {(result.load_ended_ns - result.started_ns) / 1e9:.1f} s of load"
-    duration_ns = duration_of(plan)
+    after = f"after {ended[1] / 1e9:.1f} s of load"
     instead = "before all sessions were played" if duration_ns is None else f"instead of {format_duration(duration_ns)}"
     return [f"{result.ending}: the run ended {after} {instead}; figures are of the steady time until then"]
 

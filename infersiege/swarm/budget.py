@@ -73,6 +73,16 @@ def limits_of(plan: Plan) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
+def spent_before_steady(use: BudgetUse, lasted_ns: int, steady_ns: int) -> str:
+    """Why a run shows nothing whose budget was used up before its first steady phase. Times since the load began."""
+    limit = Limit(use.channel, use.kind, round(use.amount * (UNITS_PER_MONEY if use.kind == COST else 1)))
+    return (
+        f"no steady window was reached: the budget of channel {use.channel} ({limit.written(limit.amount)}) was used "
+        f"up after {lasted_ns / 1e9:.1f} s, before steady began at {steady_ns / 1e9:.1f} s; raise "
+        f"channel.{use.channel}.budget.{use.kind}, or shorten load.warmup"
+    )
+
+
 @dataclass(slots=True)
 class _Held:
     """One worker's part of one limit, as the master knows it."""
