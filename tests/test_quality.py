@@ -15,15 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infersiege.emulator.text import prose
-from infersiege.errors import TraceError
+from infersiege.errors import ExitCode, TraceError
+from infersiege.gate import exit_code, judge
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.metrics.proportions import chance_of_more, wilson
 from infersiege.metrics.summary import summarise
-from infersiege.quality import Said, Score, collapse_flags, open_quality, read_score, score
+from infersiege.plan.schema import Slo
+from infersiege.quality import Item, Said, Score, collapse_flags, open_quality, read_score, score, unscored
 from infersiege.quality.checks import make_check, normalised, numbers_in
 from infersiege.quality.collapse import is_garbled, is_looped
 from infersiege.quality.json_shape import faults_of_schema, fits
-from infersiege.records import ErrorClass, Outcome, Summary, TurnRecord
+from infersiege.records import ErrorClass, Outcome, Summary, TurnRecord, Verdict
 
 BASIC = open_quality("builtin:basic")
 CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris", "days": 2}'}}
@@ -146,14 +148,85 @@ def test_a_check_that_is_none(check: dict[str, Any], said: str) -> None:
         make_check(check)
 
 
-def test_own_code_runs_only_where_it_is_allowed_and_may_break(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_checks_of_a_test.py").write_text("def short(text, calls):\n    return len(text) < 5 or 1 / 0\n")
+# ------------------------------------------------------------------------------------------------------- own code
+
+OWN_CHECKS = """import json, sys
+def yes(text, calls): return 1
+def no(text, calls): return []
+def number(text, calls): return float(text) > 1
+def deep(text, calls):
+    return json.loads(text)["a"]
+def leaves(text, calls): sys.exit(3)
+def nothing(text, calls): text.strip()
+def no_arguments(): return True
+def two_lines(text, calls): raise ValueError("one\\n  two")
+async def later(text, calls): return True
+def pieces(text, calls): yield True
+"""
+
+
+@pytest.fixture
+def own_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of an importable module of checkers."""
+    name = f"own_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(OWN_CHECKS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    check = make_check({"callable": "own_checks_of_a_test:short"}, allow_code=True)
-    assert check.holds(Said.of("abc"))
-    assert not check.holds(Said.of("a longer text")), "code that raises has not passed the answer"
-    with pytest.raises(ValueError, match="ModuleNotFoundError"):
-        make_check({"callable": "no_such_module_here:f"}, allow_code=True)
+    return name
+
+
+def item_with(tmp_path: Path, *checks: dict[str, Any], **more: Any) -> Item:
+    row = {"id": "a", "prompt": "Hi", "checks": list(checks), **more}
+    return open_quality(written(tmp_path, row), allow_code=True).items[0]
+
+
+@pytest.mark.parametrize(("function", "found"), [("yes", "pass default/a"), ("no", "fail default/a: callable")])
+def test_own_code_says_what_is_right(own_checks: str, tmp_path: Path, function: str, found: str) -> None:
+    item = item_with(tmp_path, {"callable": f"{own_checks}:{function}"})
+    assert item.runs_code and str(score(item, "any answer")) == found
+
+
+@pytest.mark.parametrize(
+    ("function", "why", "reason"),
+    [
+        ("number", ", line 4 of {own}.py: ValueError: could not convert string to float: <the answer>", "no text kept"),
+        ("deep", ", line 6 of {own}.py: JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "its own line"),
+        ("leaves", ", line 7 of {own}.py: SystemExit: 3", "no worker ends by it"),
+        ("nothing", ": returned None, not True or False", "a forgotten return is no wrong answer"),
+        (
+            "no_arguments",
+            ": TypeError: no_arguments() takes 0 positional arguments but 2 were given",
+            "no line reached",
+        ),
+        ("two_lines", ", line 10 of {own}.py: ValueError: one two", "one line of a record"),
+    ],
+)
+def test_an_answer_that_can_not_be_checked_is_neither_right_nor_wrong(
+    own_checks: str, tmp_path: Path, function: str, why: str, reason: str
+) -> None:
+    broken = {"callable": f"{own_checks}:{function}"}
+    for checks in ([broken], [{"contains": "no such word"}, broken], [broken, {"contains": "answer"}]):
+        made = score(item_with(tmp_path, *checks), "an answer that is no number")
+        assert str(made) == f"unscored default/a: callable {own_checks}:{function}{why.format(own=own_checks)}", reason
+        assert not made.passed and made.failed == () and read_score(str(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("written_check", "said"),
+    [
+        ("no_such_module_here:f", "ModuleNotFoundError"),
+        ("{own}:later", "is async"),
+        ("{own}:pieces", "is async or a generator"),
+        ("{own}:sys", "is no function"),
+    ],
+)
+def test_own_code_that_can_be_no_check(own_checks: str, written_check: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make_check({"callable": written_check.format(own=own_checks)}, allow_code=True)
+
+
+def test_a_checker_that_breaks_on_its_own_answers_is_told_before_the_load(own_checks: str, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"can't be carried out on its own answers: callable .*:leaves, line 7"):
+        item_with(tmp_path, {"callable": f"{own_checks}:leaves"}, good="yes")
 
 
 @given(st.text(max_size=300))
@@ -175,7 +248,14 @@ def test_a_score_is_read_as_it_was_written(name: str, item: str, failed: list[st
     assert read_score(str(made)) == made
 
 
-@pytest.mark.parametrize("text", [None, "", "pass", "fail a/b", "pass a/b: json", "good a/b"])
+@given(st.text(max_size=300))
+def test_whatever_a_checker_says_fits_in_a_record(why: str) -> None:
+    item = BASIC.items[0]
+    made = unscored(item, why)
+    assert read_score(str(made)) == made and made.broken and "\n" not in str(made)
+
+
+@pytest.mark.parametrize("text", [None, "", "pass", "fail a/b", "unscored a/b", "pass a/b: json", "good a/b"])
 def test_what_is_no_score(text: str | None) -> None:
     assert read_score(text) is None
 
@@ -423,7 +503,7 @@ def test_a_stage_that_is_worse_than_the_first_is_warned_of_and_one_that_may_be_c
     found = summary_of(staged("s1", 5, 45, 1), staged("s2", 9, 41, 4), staged("s3", 30, 20, 40))
     shares = {one.stage: (one.n, one.passed) for one in found.quality if one.channel is None and one.set is None}
     assert shares == {None: (150, 106), "s1": (50, 45), "s2": (50, 41), "s3": (50, 20)}
-    assert [(one.stage, one.repeated, one.empty) for one in found.answers] == [
+    assert [(one.stage, one.repeated, one.empty) for one in found.answers if one.scenario is None] == [
         ("s1", 1, 1),
         ("s2", 4, 1),
         ("s3", 40, 1),
@@ -431,6 +511,76 @@ def test_a_stage_that_is_worse_than_the_first_is_warned_of_and_one_that_may_be_c
     said = [warning for warning in found.warnings if warning.startswith("stage ")]
     assert [warning.split(":")[0] for warning in said] == ["stage s3", "stage s3"]
     assert "40 of 253 answers" not in said[0] and "30 of 50 checked answers were wrong" in said[1]
+
+
+def test_collapsed_answers_have_their_share_by_stage_and_scenario() -> None:
+    found = summary_of(staged("s1", 0, 10, 0), staged("s2", 0, 10, 25))
+    shares = {(one.stage, one.scenario): (one.ok, one.empty, one.share) for one in found.answers}
+    ordinary = make.turn().scenario
+    assert shares == {
+        ("s1", None): (110, 1, 1 / 111),
+        ("s1", ordinary): (100, 0, 0.0),
+        ("s1", "quality"): (10, 1, 1 / 11),
+        ("s2", None): (110, 1, 26 / 111),
+        ("s2", ordinary): (100, 0, 0.25),
+        ("s2", "quality"): (10, 1, 1 / 11),
+    }
+    whole = {group.stage: group.rates["collapsed_share"] for group in found.groups if group.scenario is None}
+    assert whole == {None: 27 / 222, "s1": 1 / 111, "s2": 26 / 111}
+    rules = judge(
+        (Slo(metric="collapsed_share", at_most=0.02, stage="s1"), Slo(metric="collapsed_share", at_most=0.02)), found
+    )
+    assert [rule.verdict for rule in rules if rule.metric == "collapsed_share"] == [Verdict.PASS, Verdict.FAIL]
+
+
+def test_a_turn_with_two_flags_is_one_answer() -> None:
+    found = summarise([make.turn(flags=("repeated", "garbled")), make.turn()], make.facts())
+    assert found.groups[0].rates["collapsed_share"] == 0.5
+
+
+# ------------------------------------------------------------------------------------------------- without a score
+
+
+def partly_scored(right: int, wrong: int, broken: int) -> Summary:
+    turns = [make.turn(), *(make.turn(scenario="quality", quality="pass a/b") for _ in range(right))]
+    turns += [make.turn(scenario="quality", quality="fail a/b: json") for _ in range(wrong)]
+    turns += [
+        make.turn(scenario="quality", due_ns=make.T0 + n, quality=f"unscored a/{'cd'[n % 2]}: why {n}")
+        for n in range(broken)
+    ]
+    random.Random(7).shuffle(turns)
+    return summarise(turns, make.facts(checked=frozenset({"quality"})))
+
+
+RULE = Slo(metric="quality", at_least=0.5)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "broken", "verdicts", "reason"),
+    [
+        (40, 0, 0, {"unscored": Verdict.PASS, "quality": Verdict.PASS}, "all could be checked"),
+        (0, 40, 0, {"unscored": Verdict.PASS, "quality": Verdict.FAIL}, "and were wrong"),
+        (0, 0, 49, {"unscored": Verdict.NO_DATA, "quality": Verdict.NO_DATA}, "a broken checker measures nothing"),
+        (40, 0, 1, {"unscored": Verdict.NO_DATA, "quality": Verdict.NO_DATA}, "one of them may be any"),
+        (0, 0, 0, {"quality": Verdict.NO_DATA}, "no checks: no rule of ours on them"),
+    ],
+)
+def test_a_run_of_which_not_all_could_be_checked_has_no_quality(
+    right: int, wrong: int, broken: int, verdicts: dict[str, Verdict], reason: str
+) -> None:
+    found = partly_scored(right, wrong, broken)
+    rules = {rule.metric: rule for rule in judge((RULE,), found) if rule.metric in ("unscored", "quality")}
+    assert {metric: rule.verdict for metric, rule in rules.items()} == verdicts, reason
+    assert found.groups[0].checked == right + wrong and found.groups[0].unscored == broken
+    if not broken:
+        assert found.unscored is None
+        return
+    assert found.unscored is not None and found.groups[0].rates["quality"] is None
+    assert (found.unscored.n, found.unscored.first) == (broken, "a/c: why 0"), "that which was due first"
+    assert found.unscored.prompts == {name: n for name, n in (("a/c", (broken + 1) // 2), ("a/d", broken // 2)) if n}
+    assert "a/c: why 0" in rules["unscored"].detail
+    assert any("could not be checked" in said and "a/c: why 0" in said for said in found.warnings)
+    assert exit_code(found, judge((), found), gated=True) == ExitCode.NO_DATA, "also without a rule on quality"
 
 
 def test_stages_that_are_alike_raise_no_alarm() -> None:

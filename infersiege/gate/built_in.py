@@ -30,6 +30,21 @@ def validity(summary: Summary) -> tuple[RuleResult, ...]:
     return _delivered(summary), _client(summary), _workers(summary)
 
 
+def checks_carried_out(summary: Summary) -> tuple[RuleResult, ...]:
+    """Where answers were checked: whether all could be. With one that could not, nobody knows how good they were, which
+    is no data and no failure of the server's."""
+    checked = summary.quality[0].n if summary.quality else 0
+    broken = summary.unscored
+    if not checked and broken is None:
+        return ()
+    name, missed = "every check is carried out", 0 if broken is None else broken.n
+    found = _row(name, "unscored", None, f"{checked:,} answers were checked", known=broken is None)
+    if broken is not None:
+        why = f"{missed:,} of {checked + missed:,} answers could not be checked: {broken.first}"
+        found = msgspec.structs.replace(found, detail=why, severity="fail")
+    return (msgspec.structs.replace(found, value=float(missed), n=checked + missed, unit="count", at_most=0.0),)
+
+
 def _delivered(summary: Summary) -> RuleResult:
     """The worst of all loads and stages: the one that is farthest from all of what was asked."""
     told = [one for one in summary.loads if one.share is not None]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from infersiege.errors import ExitCode, strongest
-from infersiege.gate.built_in import BASIC, outcome, validity
+from infersiege.gate.built_in import BASIC, checks_carried_out, outcome, validity
 from infersiege.metrics.definitions import METRICS, STATS, Metric, Stat
 from infersiege.metrics.facts import Cut, RequestLimit
 from infersiege.metrics.orders import enough
@@ -64,7 +64,7 @@ def judge(slos: Sequence[Slo], summary: Summary) -> tuple[RuleResult, ...]:
     stopped = summary.stopped_early
     if stopped is not None:
         judged = [_marked(result, stopped, by=place == stopped.place) for place, result in enumerate(judged)]
-    results = (*outcome(summary), *_failures(slos, summary), *judged)
+    results = (*outcome(summary), *_failures(slos, summary), *checks_carried_out(summary), *judged)
     if summary.invalid:
         results = tuple(_invalidated(result, summary) for result in results)
     # What makes a run invalid is judged apart, so that a reader sees which of them it was.
@@ -242,6 +242,9 @@ def _measured_rate(metric: Metric, slo: Slo, group: GroupSummary) -> _Measured:
         n = group.checked
     needed = needed_for(slo)
     value = group.rates.get(metric.name)
+    if metric.name == "quality" and group.unscored:
+        of_all = n + group.unscored
+        return _Measured(n, None, f"{group.unscored:,} of {of_all:,} answers could not be checked", needed=needed)
     if n < needed:
         return _Measured(n, None, f"{n:,} turns in steady, {needed:,} are needed", needed=needed)
     if value is None:
@@ -249,7 +252,7 @@ def _measured_rate(metric: Metric, slo: Slo, group: GroupSummary) -> _Measured:
     return _Measured(n, value, f"{_with_unit(value, metric.unit)} over {n:,} turns", needed=needed)
 
 
-_OF_ENDED = frozenset({"error_share", "goodput", "goodput_share", "cache_share"})
+_OF_ENDED = frozenset({"error_share", "goodput", "goodput_share", "cache_share", "collapsed_share"})
 """Rates over turns that ended by themselves; the others also see turns that are still open."""
 
 _WHY_NO_RATE = {

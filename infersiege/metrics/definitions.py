@@ -327,6 +327,15 @@ _ALL: tuple[Metric, ...] = (
         "answers that passed / answers that were checked",
     ),
     _rate(
+        "collapsed_share",
+        "Collapsed share",
+        "ratio",
+        "lower",
+        "Answers that were none any more: ended in a loop, garbled, blank, cut short of a forced length, or without a "
+        "token (these turns failed as no_output).",
+        "(ok with such a flag + no_output) / (ok + no_output)",
+    ),
+    _rate(
         "delivered_share",
         "Delivered share",
         "ratio",

@@ -25,8 +25,8 @@ from infersiege.metrics.facts import Cut, SteadyWindow
 from infersiege.metrics.flow import Bill, Flow
 from infersiege.metrics.histogram import Histogram, percentiles, rank_of
 from infersiege.metrics.orders import range_ranks
-from infersiege.metrics.quality import pass_share
-from infersiege.records import Cost, Counts, Distribution, GroupSummary, Outcome, PromptLengths
+from infersiege.metrics.quality import collapsed_share, pass_share
+from infersiege.records import Cost, Counts, Distribution, ErrorClass, GroupSummary, Outcome, PromptLengths
 
 Key = TypeVar("Key", str, Outcome)
 
@@ -104,7 +104,11 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
     shared = cut.replica is not None or (cut.channel is not None and any(flow.routed for flow in flows))
     rates["users"] = None if shared else users_alive(flows, windows)
     rates["delivered_share"] = _delivered_share(cut, loads)
-    checked, rates["quality"] = pass_share([cell.answers for cell in cells])
+    answers = [cell.answers for cell in cells]
+    passed = pass_share(answers)
+    rates["quality"] = passed.share
+    empty = sum(cell.errors[ErrorClass.NO_OUTPUT] for cell in cells)
+    rates["collapsed_share"] = collapsed_share(answers, outcomes[Outcome.OK], empty)
     timed = _timed(cut, cells, collector.facts.checked)
     timed_outcomes = outcomes if len(timed) == len(cells) else _sum(cell.outcomes for cell in timed)
     lengths = prompt_lengths(cells)
@@ -134,7 +138,8 @@ def group(cut: Cut, collector: Collector, loads: Sequence[Delivered]) -> GroupSu
         channels=tuple(sorted({cell.key[1] for cell in cells})),
         failed_attempts=dict(sorted(_sum(cell.failed_attempts for cell in cells).items())),
         prompt_lengths=lengths,
-        checked=checked,
+        checked=passed.checked,
+        unscored=passed.unscored,
     )
 
 

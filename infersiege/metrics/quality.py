@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.metrics.proportions import chance_of_more, wilson
 from infersiege.quality.collapse import COLLAPSE_FLAGS
-from infersiege.quality.score import Score, read_score
-from infersiege.records import AnswerHealth, ErrorClass, Outcome, QualityShare, TurnRecord
+from infersiege.quality.score import UNSCORED, Score, read_score
+from infersiege.records import AnswerHealth, ErrorClass, Outcome, QualityShare, TurnRecord, Unscored
 
 RARE = 0.01
 """A later stage that is worse than the first with a smaller chance than this (divided by the stages) is warned of."""
@@ -30,24 +31,49 @@ class Answers:
     """What is known of the answers of one cell."""
 
     scores: Counter[str] = field(default_factory=Counter)
-    """Column `quality` -> turns."""
+    """Column `quality` -> turns, of those that have a score."""
     collapsed: Counter[str] = field(default_factory=Counter)
     """Flag -> turns."""
+    collapsed_turns: int = 0
+    """With any of them: a turn may have two."""
+    unscored: Counter[str] = field(default_factory=Counter)
+    """`SET/ITEM` -> turns whose checks could not be carried out. What was said is no key: it may differ every time."""
+    first_unscored: tuple[int, str] | None = None
+    """(due_ns, column `quality`) of the first of them."""
 
     def add(self, turn: TurnRecord) -> None:
         if turn.outcome is not Outcome.OK:
             return
         if turn.quality is not None:
-            self.scores[turn.quality] += 1
-        for flag in turn.flags:
-            if flag in COLLAPSE_FLAGS:
-                self.collapsed[flag] += 1
+            self._score(turn.due_ns, turn.quality)
+        found = [flag for flag in turn.flags if flag in COLLAPSE_FLAGS]
+        self.collapsed.update(found)
+        self.collapsed_turns += bool(found)
+
+    def _score(self, due_ns: int, written: str) -> None:
+        score = read_score(written) if written.startswith(UNSCORED) else None
+        if score is None:
+            self.scores[written] += 1
+            return
+        self.unscored[score.name] += 1
+        seen = (due_ns, written)
+        self.first_unscored = seen if self.first_unscored is None else min(self.first_unscored, seen)
+
+    def merge(self, other: Answers) -> None:
+        """Add all that `other` has."""
+        self.scores.update(other.scores)
+        self.collapsed.update(other.collapsed)
+        self.collapsed_turns += other.collapsed_turns
+        self.unscored.update(other.unscored)
+        firsts = [one for one in (self.first_unscored, other.first_unscored) if one is not None]
+        self.first_unscored = min(firsts, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswersOf:
-    """The answers of one (channel, stage), beside what became of its turns."""
+    """The answers of one (scenario, channel, stage), beside what became of its turns."""
 
+    scenario: str
     channel: str
     stage: str
     answers: Answers
@@ -55,11 +81,39 @@ class AnswersOf:
     errors: Counter[str]
 
 
-def pass_share(answers: Sequence[Answers]) -> tuple[int, float | None]:
-    """(answers that were checked, share of them that passed; None where there are none)."""
-    found = [(score, n) for score, n in _scores(answers)]
-    n = sum(count for _, count in found)
-    return n, sum(count for score, count in found if score.passed) / n if n else None
+class PassShare(NamedTuple):
+    """How many answers were checked, and what came of it."""
+
+    checked: int
+    unscored: int
+    """Further ones, whose checks could not be carried out."""
+    share: float | None
+    """That passed; None: none was checked, or not all could be, and nobody knows what the others were."""
+
+
+def pass_share(answers: Sequence[Answers]) -> PassShare:
+    """Over some cells."""
+    found = list(_scores(answers))
+    n, unscored = sum(count for _, count in found), sum(one.unscored.total() for one in answers)
+    passed = sum(count for score, count in found if score.passed)
+    return PassShare(n, unscored, passed / n if n and not unscored else None)
+
+
+def collapsed_share(answers: Sequence[Answers], ok: int, empty: int) -> float | None:
+    """Share of answers that were none any more: of turns that succeeded, and of those that failed as `no_output`."""
+    return (sum(one.collapsed_turns for one in answers) + empty) / (ok + empty) if ok + empty else None
+
+
+def unscored_answers(cells: Sequence[AnswersOf]) -> Unscored | None:
+    """Answers whose checks could not be carried out; None: there was none."""
+    prompts: Counter[str] = Counter()
+    for cell in cells:
+        prompts.update(cell.answers.unscored)
+    first = min((cell.answers.first_unscored for cell in cells if cell.answers.first_unscored), default=None)
+    if first is None:
+        return None
+    ordered = sorted(prompts.items(), key=lambda item: (-item[1], item[0]))
+    return Unscored(n=prompts.total(), prompts=dict(ordered), first=first[1].removeprefix(UNSCORED))
 
 
 def quality_shares(cells: Sequence[AnswersOf], windows: Sequence[SteadyWindow]) -> tuple[QualityShare, ...]:
@@ -92,27 +146,45 @@ def quality_shares(cells: Sequence[AnswersOf], windows: Sequence[SteadyWindow]) 
 
 
 def answers_of_stages(cells: Sequence[AnswersOf], windows: Sequence[SteadyWindow]) -> tuple[AnswerHealth, ...]:
-    """One for each stage, in their order, if any answer of the run collapsed; else none."""
+    """One for each stage, in their order, then one for each scenario of it where there are several; none at all if no
+    answer of the run collapsed."""
     found = []
+    scenarios = sorted({cell.scenario for cell in cells})
     for stage in _in_order({cell.stage for cell in cells}, windows):
         own = [cell for cell in cells if cell.stage == stage]
-        flags: Counter[str] = Counter()
-        for cell in own:
-            flags.update(cell.answers.collapsed)
-        found.append(
-            AnswerHealth(
-                stage=stage,
-                ok=sum(cell.ok for cell in own),
-                empty=sum(cell.errors[ErrorClass.NO_OUTPUT] for cell in own),
-                **{flag: flags[flag] for flag in COLLAPSE_FLAGS},
-            )
-        )
+        found.append(_health(stage, None, own))
+        parts = [(name, [cell for cell in own if cell.scenario == name]) for name in scenarios if len(scenarios) > 1]
+        found += [_health(stage, name, its) for name, its in parts if its]
     return tuple(found) if any(map(_any, found)) else ()
 
 
-def about_answers(shares: Sequence[QualityShare], answers: Sequence[AnswerHealth]) -> list[str]:
-    """Stages in which answers were significantly worse than in the first one; in a run of one stage, any collapse."""
+def _health(stage: str, scenario: str | None, cells: Sequence[AnswersOf]) -> AnswerHealth:
+    flags: Counter[str] = Counter()
+    for cell in cells:
+        flags.update(cell.answers.collapsed)
+    ok, empty = sum(cell.ok for cell in cells), sum(cell.errors[ErrorClass.NO_OUTPUT] for cell in cells)
+    return AnswerHealth(
+        stage=stage,
+        scenario=scenario,
+        ok=ok,
+        empty=empty,
+        share=collapsed_share([cell.answers for cell in cells], ok, empty),
+        **{flag: flags[flag] for flag in COLLAPSE_FLAGS},
+    )
+
+
+def about_answers(
+    shares: Sequence[QualityShare], answers: Sequence[AnswerHealth], unscored: Unscored | None = None
+) -> list[str]:
+    """Checks that could not be carried out; stages in which answers were significantly worse than in the first one; in
+    a run of one stage, any collapse."""
     warnings = []
+    if unscored is not None:
+        checked = unscored.n + (shares[0].n if shares else 0)
+        warnings.append(
+            f"{unscored.n:,} of {checked:,} answers could not be checked, so the run has no quality: {unscored.first}"
+        )
+    answers = [one for one in answers if one.scenario is None]
     for name, what in _CASES.items():
         counted = [(one.stage, getattr(one, name), one.ok + (one.empty if name == "empty" else 0)) for one in answers]
         if len(counted) == 1 and counted[0][1]:

@@ -11,7 +11,7 @@ from infersiege.metrics.delivery import delivered
 from infersiege.metrics.facts import RunFacts
 from infersiege.metrics.groups import costs, counts_of, cuts, group, replica_cuts
 from infersiege.metrics.loads import delivered_load
-from infersiege.metrics.quality import AnswersOf, about_answers, answers_of_stages, quality_shares
+from infersiege.metrics.quality import AnswersOf, about_answers, answers_of_stages, quality_shares, unscored_answers
 from infersiege.metrics.validity import invalid_reasons, warnings_of
 from infersiege.records import SCHEMA_VERSION, Outcome, Summary, TurnRecord
 
@@ -35,11 +35,11 @@ def summary_of(collector: Collector) -> Summary:
     counts = counts_of(collector.outcomes, facts.planned_turns)
     paid = costs(collector)
     cells = [
-        AnswersOf(key[1], key[2], cell.answers, cell.outcomes[Outcome.OK], cell.errors)
+        AnswersOf(key[0], key[1], key[2], cell.answers, cell.outcomes[Outcome.OK], cell.errors)
         for key, cell in sorted(collector.cells.items())
     ]
     quality = quality_shares(cells, collector.windows)
-    answers = answers_of_stages(cells, collector.windows)
+    answers, unscored = answers_of_stages(cells, collector.windows), unscored_answers(cells)
     return Summary(
         schema_version=SCHEMA_VERSION,
         run_id=facts.run_id,
@@ -60,8 +60,9 @@ def summary_of(collector: Collector) -> Summary:
         client=worst(facts.clients),
         invalid=invalid_reasons(collector, counts, loads),
         internal_faults=collector.internal,
-        warnings=(*warnings_of(collector, groups[0]), *about_answers(quality, answers)),
+        warnings=(*warnings_of(collector, groups[0]), *about_answers(quality, answers, unscored)),
         quality=quality,
+        unscored=unscored,
         answers=answers,
         tokens_from=dict(sorted(collector.tokens_from.items())),
         stamp_source=dict(sorted(collector.stamp_source.items())),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from infersiege.quality.checks import CHECKS, Said
 from infersiege.quality.collapse import collapse_flags
 from infersiege.quality.items import Item, QualityTrace, open_quality
-from infersiege.quality.score import Score, read_score, score
+from infersiege.quality.score import Score, read_score, score, unscored
 
 __all__ = [
     "CHECKS",
@@ -17,4 +17,5 @@ __all__ = [
     "open_quality",
     "read_score",
     "score",
+    "unscored",
 ]

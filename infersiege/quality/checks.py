@@ -7,18 +7,24 @@ another model, and none says anything of the answer but whether it holds.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import math
 import re
+import traceback
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from infersiege.quality.json_shape import faults_of_schema, fits
 
 LONGEST_TEXT = 32_768
 """Characters of an answer that are looked at: a check runs between two turns of a worker."""
+LONGEST_REASON = 200
+"""Characters of what an exception of a checker says."""
+SHORT_ANSWER = 8
 
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _FENCE = re.compile(r"```[A-Za-z0-9_-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
@@ -40,7 +46,12 @@ class Said:
         return Said(_THOUGHTS.sub("", text[:LONGEST_TEXT], count=1).strip(), tool_calls)
 
 
+class CheckError(Exception):
+    """A check could not be carried out, which says nothing of the answer. Its text: which, where, and why."""
+
+
 Holds: TypeAlias = Callable[[Said], bool]
+"""Whether an answer is right. Raises CheckError where that can't be told."""
 Maker: TypeAlias = Callable[[Any, Mapping[str, Any]], Holds]
 
 
@@ -272,18 +283,42 @@ def _callable(value: Any, options: Mapping[str, Any]) -> Holds:
         raise ValueError(f'callable is written "module:function", not {_short(written)}')
     try:
         function = getattr(importlib.import_module(module), name)
-    except Exception as error:  # noqa: BLE001 - a module of somebody else's may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module of somebody else's may raise anything
         raise ValueError(f"callable {written}: {type(error).__name__}: {error}") from None
     if not callable(function):
         raise ValueError(f"callable {written}: is no function")
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise ValueError(f"callable {written}: is async or a generator; a plain function returns True or False")
 
     def holds(said: Said) -> bool:
         try:
-            return bool(function(said.text, [dict(call) for call in said.tool_calls]))
-        except Exception:  # noqa: BLE001 - an answer that breaks its checker has not passed it
-            return False
+            found = function(said.text, [dict(call) for call in said.tool_calls])
+            if found is not None and not inspect.isawaitable(found):
+                return bool(found)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - sys.exit() of a checker must not end a worker
+            raise CheckError(f"callable {written}{_place(error, module)}: {_why(error, said.text)}") from None
+        raise CheckError(f"callable {written}: returned {_short(found)}, not True or False")
 
     return holds
+
+
+def _place(error: BaseException, module: str) -> str:
+    """`, line 12 of checks.py`: the last line of the checker's own module that was reached."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if PurePath(frame.filename).stem == module.rpartition(".")[2]] or frames
+    return f", line {own[-1].lineno} of {PurePath(own[-1].filename).name}" if own else ""
+
+
+def _why(error: BaseException, answer: str) -> str:
+    """What an exception says, in one line and without the answer, which many a message quotes."""
+    words = str(error)
+    # A short answer may be part of any sentence: it is left out only where it is quoted as such.
+    for quoted in (repr(answer), repr(answer)[1:-1], answer) if len(answer) >= SHORT_ANSWER else (repr(answer),):
+        words = words.replace(quoted, "<the answer>")
+    words = " ".join(words.split())
+    return f"{type(error).__name__}: {words}"[:LONGEST_REASON] if words else type(error).__name__
 
 
 def _short(value: object) -> str:

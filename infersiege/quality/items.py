@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from infersiege.errors import TraceError
-from infersiege.quality.checks import Check, Said, make_check
+from infersiege.quality.checks import Check, CheckError, Said, make_check
 from infersiege.records import Session, Turn
 
 FORMAT = "quality"
@@ -69,6 +69,11 @@ class Item:
     session: Session
     good: Said | None
     bad: Said | None
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether one of its checks is a function of the plan's author, which may take any time."""
+        return any(check.kind == "callable" for check in self.checks)
 
 
 class QualityTrace:
@@ -226,12 +231,15 @@ def _item(raw: object, *, allow_code: bool) -> Item:
 
 def _try_references(item: Item) -> None:
     """A check that its author's own answers don't pass, or that passes anything, measures nothing."""
-    if item.good is not None:
-        failed = [check.kind for check in item.checks if not check.holds(item.good)]
-        if failed:
-            raise ValueError(f"{item.name}: the good answer does not pass {', '.join(failed)}")
-    if item.bad is not None and all(check.holds(item.bad) for check in item.checks):
-        raise ValueError(f"{item.name}: the bad answer passes every check")
+    try:
+        if item.good is not None:
+            failed = [check.kind for check in item.checks if not check.holds(item.good)]
+            if failed:
+                raise ValueError(f"{item.name}: the good answer does not pass {', '.join(failed)}")
+        if item.bad is not None and all(check.holds(item.bad) for check in item.checks):
+            raise ValueError(f"{item.name}: the bad answer passes every check")
+    except CheckError as error:
+        raise ValueError(f"{item.name}: a check can't be carried out on its own answers: {error}") from None
 
 
 def _session(written: Written) -> Session:

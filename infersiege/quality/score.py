@@ -1,6 +1,7 @@
 """What the checks say of one answer, as a turn's record keeps it: never the answer itself.
 
-The column `quality` is `pass SET/ITEM` or `fail SET/ITEM: KIND, KIND`.
+The column `quality` is `pass SET/ITEM`, `fail SET/ITEM: KIND, KIND`, or, where a check could not be carried out,
+`unscored SET/ITEM: WHY`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from infersiege.quality.checks import Said
+from infersiege.quality.checks import CheckError, Said
 from infersiege.quality.items import Item
 
-_WRITTEN = re.compile(r"(pass|fail) ([^/ ]+)/([^: ]+)(?:: (.+))?")
+UNSCORED = "unscored "
+"""How the column begins where a check could not be carried out."""
+
+_WRITTEN = re.compile(r"(pass|fail|unscored) ([^/ ]+)/([^: ]+)(?:: (.+))?")
 
 
 class Score(NamedTuple):
@@ -20,24 +24,48 @@ class Score(NamedTuple):
 
     set: str
     item: str
-    failed: tuple[str, ...]
-    """Kinds of the checks that did not hold, each once; empty: it passed."""
+    failed: tuple[str, ...] = ()
+    """Kinds of the checks that did not hold, each once; empty: it passed, or is not scored."""
+    broken: str | None = None
+    """Why it is not scored: the check that could not be carried out, where and why; None: all were."""
 
     @property
     def passed(self) -> bool:
-        return not self.failed
+        return not self.failed and self.broken is None
+
+    @property
+    def name(self) -> str:
+        return f"{self.set}/{self.item}"
 
     def __str__(self) -> str:
         """The form of the record, which `read_score` reads."""
-        name = f"{self.set}/{self.item}"
-        return f"pass {name}" if self.passed else f"fail {name}: {', '.join(self.failed)}"
+        if self.broken is not None:
+            return f"{UNSCORED}{self.name}: {self.broken}"
+        return f"fail {self.name}: {', '.join(self.failed)}" if self.failed else f"pass {self.name}"
 
 
 def score(item: Item, text: str, tool_calls: tuple[Mapping[str, Any], ...] = ()) -> Score:
-    """Hold an answer against the checks of its prompt. Never raises."""
+    """Hold an answer against the checks of its prompt.
+
+    One check that can't be carried out leaves the answer without a score, whatever the others say: those that fail
+    would be counted, and those that pass would not. Raises nothing but what stops a program (KeyboardInterrupt).
+    """
     said = Said.of(text, tool_calls)
-    failed = (check.kind for check in item.checks if not check.holds(said))
+    failed = []
+    for check in item.checks:
+        try:
+            if not check.holds(said):
+                failed.append(check.kind)
+        except CheckError as error:
+            return unscored(item, str(error))
+        except Exception as error:  # noqa: BLE001 - the record of a turn is worth more than what a check says of it
+            return unscored(item, f"{check.kind}: {type(error).__name__}")
     return Score(item.set, item.name, tuple(dict.fromkeys(failed)))
+
+
+def unscored(item: Item, why: str) -> Score:
+    """An answer of which the checks could not tell anything."""
+    return Score(item.set, item.name, broken=" ".join(why.split()) or "no reason")
 
 
 def read_score(written: str | None) -> Score | None:
@@ -45,7 +73,9 @@ def read_score(written: str | None) -> Score | None:
     found = None if written is None else _WRITTEN.fullmatch(written)
     if found is None:
         return None
-    failed = tuple(found[4].split(", ")) if found[4] else ()
-    if (found[1] == "pass") == bool(failed):
+    word, of_set, item, rest = found.groups()
+    if (word == "pass") == bool(rest):
         return None
-    return Score(found[2], found[3], failed)
+    if word == "unscored":
+        return Score(of_set, item, broken=rest)
+    return Score(of_set, item, tuple(rest.split(", ")) if rest else ())

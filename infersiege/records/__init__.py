@@ -38,7 +38,7 @@ from infersiege.records.messages import (
     TraceChanges,
     UserSlots,
 )
-from infersiege.records.quality import AnswerHealth, QualityShare
+from infersiege.records.quality import AnswerHealth, QualityShare, Unscored
 from infersiege.records.rows import (
     ClientHealth,
     EarlierAttempt,
@@ -152,6 +152,7 @@ __all__ = [
     "TraceChanges",
     "Turn",
     "TurnRecord",
+    "Unscored",
     "UserSlots",
     "Verdict",
     "WindowRow",

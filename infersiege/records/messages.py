@@ -330,6 +330,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The same."""
     stopped: str | None = None
     """Why it makes no more sessions, although there are more to play; None: it goes on, or all were played."""
+    unscored: str | None = None
+    """The first answer that could not be checked, and why (docs/quality.md); None: all could."""
     clock_offset_ns: int | None = None
     """Master's monotonic clock minus the worker's, as it is now; None: no exchange of the last minute tells."""
     clock_uncertainty_ns: int | None = None

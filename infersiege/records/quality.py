@@ -24,10 +24,25 @@ class QualityShare(msgspec.Struct, frozen=True, kw_only=True):
     """`SET/ITEM: KIND, KIND` of the checks that did not hold -> answers; only where stage, channel and set are None."""
 
 
+class Unscored(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of checked prompts whose checks could not be carried out, of ok turns due in steady: neither right nor
+    wrong, and in no share."""
+
+    n: int
+    prompts: dict[str, int]
+    """`SET/ITEM` -> answers, most first."""
+    first: str
+    """`SET/ITEM: which check, where: what it said`, of the one that was due first."""
+
+
 class AnswerHealth(msgspec.Struct, frozen=True, kw_only=True):
     """Answers of one stage that were none any more, as far as their own text tells; of turns due in steady."""
 
     stage: str
+    scenario: str | None = None
+    """None: all of them; each alone only where there are several."""
+    share: float | None = None
+    """Turns with any of what is below, among `ok` and `empty`; None: there were none of these."""
     ok: int
     """Turns that succeeded, among them those below but `empty`."""
     repeated: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from infersiege.records.client import ClientSummary, ClientVerdict
-from infersiege.records.quality import AnswerHealth, QualityShare
+from infersiege.records.quality import AnswerHealth, QualityShare, Unscored
 from infersiege.records.verdicts import RuleResult, StoppedEarly
 from infersiege.records.words import Verdict
 from infersiege.records.workers import WorkerSummary
@@ -166,6 +166,8 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True):
     """None: no turn had a prompt of which we wrote all, or the server told no token counts."""
     checked: int = 0
     """Answers behind the rate `quality`: those of checked prompts."""
+    unscored: int = 0
+    """Further ones whose checks could not be carried out: with any there is no rate `quality`."""
 
 
 class DeliveredLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -361,6 +363,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """By channel; empty: no engine tells how many requests it finished."""
     quality: tuple[QualityShare, ...] = ()
     """Pass shares of checked prompts: the whole run, then by stage, channel and set; empty: none was checked."""
+    unscored: Unscored | None = None
+    """None: every check could be carried out."""
     answers: tuple[AnswerHealth, ...] = ()
     """By stage; empty: no answer of any turn looked broken."""
     resources: tuple[StageResources, ...] = ()

@@ -17,10 +17,12 @@ EVENT_WORDS: Mapping[str, str] = {
     "epoch": "arrivals and users shared out anew",
     "worker_settled": "lost worker's turns accounted for",
     "worker_refused": "worker refused",
+    "segment_refused": "records refused",
     "disk_full": "disk full",
     "budget_used_up": "budget used up",
     "clock_doubt": "worker's clock known badly",
     "clock_drift": "worker's clock drifted",
+    "check_broken": "answer could not be checked",
     "recovered": "records recovered",
 }
 """Every kind of event that the master writes, in words (docs/rundir.md lists the same)."""

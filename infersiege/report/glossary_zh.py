@@ -37,6 +37,8 @@ CHINESE_METRICS: Final[Mapping[str, str]] = {
     "cancelled_share": "在可能给出延迟的轮次中，被我们切断的比例。",
     "cache_share": "由前缀缓存提供的提示 token 的比例，仅统计服务器报告了缓存的轮次。未知不是 0。",
     "quality": "受检提示中，回答通过全部检查的比例。失败的轮次没有给出回答，计入错误比例。",
+    "collapsed_share": "已崩坏的回答所占比例：以循环结尾、乱码、空白、短于强制长度，"
+    "或没有任何 token（这类轮次记为 no_output 失败）。",
     "delivered_share": "实际施加的负载占所要求负载的比例。开环和重放：按时开始的会话到达；闭环：平均存活会话数。",
     "users": "存活的会话数，稳态窗口内的平均值，包括思考时间。",
     "cost_per_million_output_tokens": "稳态中有价格的轮次的费用（包括失败和被切断的），"

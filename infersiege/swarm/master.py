@@ -22,6 +22,7 @@ from infersiege.rundir import RunDirectory
 from infersiege.swarm import messages
 from infersiege.swarm.attendance import Attendance
 from infersiege.swarm.budget import Treasury, limits_of
+from infersiege.swarm.checking import CheckWatch
 from infersiege.swarm.clock import ClockWatch
 from infersiege.swarm.door import Door, Terms
 from infersiege.swarm.ending import ALL_PLAYED, Ending, MasterOptions, MasterResult, why_stopped
@@ -81,6 +82,7 @@ class Master:
         self.intake = Intake(run)
         self.figures = LiveFigures(plan.slos)
         self._clocks = ClockWatch()
+        self._checks = CheckWatch()
         self.treasury = Treasury(
             limits_of(plan), rates_of(plan), workers=options.expected_workers, sent_ns=options.sent_ns
         )
@@ -318,6 +320,7 @@ class Master:
         self.figures.add(report, now_ns)
         self.publisher.report(report)
         self._clocks.look(worker, report, self.note)
+        self._checks.look(report, self.note)
         if health is not None:
             self._write(lambda: self.run.append_health(health))
 

@@ -12,9 +12,10 @@ import msgspec
 
 from infersiege.channels.routing import back_off_ns, fails_over, is_refused, jitter_of
 from infersiege.cost import earlier_attempt
-from infersiege.quality import Item, score
+from infersiege.quality import Item
 from infersiege.records import EarlierAttempt, Outcome, Reason, TurnRecord
 from infersiege.swarm.branches import Lend, LineInPlay, PreparedSession, SessionInPlay
+from infersiege.swarm.checking import Checker
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import OpenSession, request_id_of
 from infersiege.swarm.permits import Leave, asked_tokens, too_large
@@ -93,18 +94,6 @@ class Cleared(NamedTuple):
     """That it asks for: its prompt and its longest answer."""
 
 
-def _scored(record: TurnRecord, played: Played, checked: Item | None) -> TurnRecord:
-    """With what the checks say of the answer, where there are checks and the whole of an answer. Never raises."""
-    if checked is None or record.outcome is not Outcome.OK or played.decoded is None:
-        return record
-    try:
-        found = score(checked, played.decoded.text, played.decoded.tool_calls)
-    except Exception:  # the record of a turn is worth more than what a check says of it
-        log.exception("checks of %s", checked.name)
-        return record
-    return msgspec.structs.replace(record, quality=str(found))
-
-
 class SessionPlayer:
     """Plays prepared sessions on this worker."""
 
@@ -117,6 +106,7 @@ class SessionPlayer:
         self._turns = turns
         self._control = control
         self._offset_ns = offset_ns
+        self.checker = Checker()
 
     def play(self, session: PreparedSession, clients: Clients, due_ns: int, lend: Lend) -> TurnRecord | None:
         """Play one session to its end; returns the last turn of its main line that was sent.
@@ -259,11 +249,20 @@ class SessionPlayer:
         finally:
             record = tries.record()
             if record is not None:
-                record = _scored(record, played, work.session.checked)
-                ledger.close(opened, record)
+                record = self._close(opened, record, played, work.session.checked)
         if not played.before_first_token:
             way.served = leg.part
         return played, record or played.record
+
+    def _close(self, opened: OpenSession, record: TurnRecord, played: Played, checked: Item | None) -> TurnRecord:
+        """Write a turn's record, and what the checks say of its answer, where there are some and all of one."""
+        try:
+            if checked is not None and record.outcome is Outcome.OK and played.decoded is not None:
+                found = self.checker.score(checked, played.decoded.text, played.decoded.tool_calls)
+                record = msgspec.structs.replace(record, quality=str(found))
+            return record
+        finally:  # also where the end of the run cuts the wait for a check
+            self._turns.ledger.close(opened, record)
 
     def _wait_to_retry(self, refused: TurnRecord, retry: int, session: PreparedSession, tokens: int) -> Leave | None:
         """Wait before the next attempt, for leave to make it. None: the load is over, there is none."""

@@ -136,6 +136,11 @@ class WorkerShare:
         return self._player.checker.first_unscored
 
     @property
+    def first_unscored(self) -> str | None:
+        """Of the answers that could not be checked, the first; None: there was none."""
+        return self._player.checker.first_unscored
+
+    @property
     def why_stopped(self) -> str | None:
         """Why no more sessions are made, for the log of events; None: they are, or all were played."""
         return f"a fault of infersiege: {self.fault}" if self.fault is not None else self.trouble

@@ -281,6 +281,7 @@ class Worker:
             changes=share.ledger.changes,
             plays=share.ledger.plays,
             stopped=share.why_stopped,
+            unscored=share.first_unscored,
             finished=share.finished(),
             clock_offset_ns=None if clock is None else clock.offset_ns,
             clock_uncertainty_ns=None if clock is None else clock.uncertainty_ns,

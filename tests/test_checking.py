@@ -1,0 +1,102 @@
+"""Own code that checks answers: beside the loop, one at a time, and never for ever."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gevent
+import pytest
+
+from infersiege.quality import Item, open_quality
+from infersiege.records import Report
+from infersiege.swarm.checking import Checker, CheckWatch
+
+SLOW = """import time
+running = []
+def slow(text, calls):
+    assert not running, "another answer is being checked"
+    running.append(text)
+    time.sleep(0.2)
+    running.clear()
+    return True
+def ever(text, calls):
+    while True:
+        time.sleep(0.01)
+def leaves(text, calls): raise SystemExit(3)
+def interrupts(text, calls): raise KeyboardInterrupt
+"""
+
+Make = Callable[[str], Item]
+
+
+@pytest.fixture
+def item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A prompt with one function of an importable module as its check."""
+    module = f"slow_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(function: str) -> Item:
+        path = tmp_path / f"{function}.jsonl"
+        row = {"id": function, "prompt": "Hi", "checks": [{"callable": f"{module}:{function}"}]}
+        path.write_text("\n".join(map(json.dumps, [{"infersiege_quality": 1}, row])))
+        return open_quality(str(path), allow_code=True).items[0]
+
+    return make
+
+
+def test_the_loop_turns_while_a_slow_check_runs_and_checks_run_one_by_one(item: Make) -> None:
+    checker, slow = Checker(patience_s=30), item("slow")
+    asking = [gevent.spawn(checker.score, slow, "an answer") for _ in range(3)]
+    turns = 0
+    while not all(one.ready() for one in asking):
+        turns += 1
+        gevent.sleep(0.01)
+    assert [str(one.get()) for one in asking] == ["pass default/slow"] * 3
+    assert turns >= 10, "0.6 s of a held loop would have been one turn"
+    assert checker.first_unscored is None
+
+
+@pytest.mark.parametrize("function", ["leaves", "interrupts"])
+def test_nothing_that_a_check_raises_ends_the_loop(item: Make, function: str) -> None:
+    checker = Checker(patience_s=30)
+    found = gevent.spawn(checker.score, item(function), "an answer").get()
+    assert found.broken is not None and not found.passed
+    assert checker.first_unscored == f"default/{function}: {found.broken}"
+    assert checker.score(item("slow"), "an answer").passed, "and the next one is checked"
+
+
+def test_a_check_that_never_ends_is_given_up_and_so_is_who_waits_for_it(item: Make) -> None:
+    checker = Checker(patience_s=0.3)
+    asking = [gevent.spawn(checker.score, item(name), "an answer") for name in ("ever", "slow")]
+    gevent.joinall(asking, timeout=30)
+    assert [one.get().broken for one in asking] == ["callable: no result after 0.3 s"] * 2
+    assert checker.first_unscored == "default/ever: callable: no result after 0.3 s"
+
+
+def test_a_check_that_is_a_rule_does_not_yield(tmp_path: Path) -> None:
+    path = tmp_path / "rule.jsonl"
+    rows = [{"infersiege_quality": 1}, {"id": "a", "prompt": "Hi", "checks": [{"contains": "x"}]}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    others: list[float] = []
+    other = gevent.spawn(lambda: others.append(time.monotonic()))
+    assert Checker().score(open_quality(str(path)).items[0], "x").passed
+    assert not others
+    other.join()
+
+
+def test_the_first_answer_that_could_not_be_checked_is_one_event() -> None:
+    noted: list[tuple[str, str, str | None]] = []
+    watch = CheckWatch()
+    for worker, said in (("w1", None), ("w2", "a/b: why, by http://user:secret@host/"), ("w1", "a/c: why")):
+        report = Report(
+            worker=worker, sequence=1, windows=(), health=None, open_turns=(), sessions=0, in_flight=0,
+            planned_turns=0, closed_turns=0, unscored=said,
+        )  # fmt: skip
+        watch.look(report, lambda kind, detail, worker: noted.append((kind, detail, worker)))
+    ((kind, detail, worker),) = noted
+    assert (kind, worker) == ("check_broken", "w2")
+    assert detail.startswith("an answer could not be checked: a/b: why") and "secret" not in detail
