@@ -134,7 +134,12 @@ def a_run() -> dict[str, Any]:
     """A master and two workers in one process, with our sockets, environment and dispatcher."""
     rpc.install(b"secret")
     environment: Any = SiegeEnvironment([Placed])
-    environment.dispatcher_class = Recording
+
+    def recorded(worker_nodes: list[Any], user_classes: list[type[Any]]) -> OnePerWorker:
+        made = environment.dispatcher = Recording(worker_nodes, user_classes)
+        return made
+
+    environment.dispatcher_class = recorded
     master = environment.create_master_runner("127.0.0.1", 0)
     heard: list[list[Any]] = []
     master.register_message(
@@ -158,7 +163,7 @@ def a_run() -> dict[str, Any]:
     found["heard"] = _until(lambda: len(heard) == 2) and sorted(heard) == sorted(
         [["ifs.ready", "hello", first.client_id], ["ifs.go", "terms", True]]
     )
-    gevent.spawn(master.start, 1, 100)
+    gevent.spawn(environment.place_directors, 1)
     found["placed on the first"] = _until(lambda: _count(first, Placed) == 1)
     user: Any = Started(first.environment)
     greenlet = user.start(first.user_greenlets)
@@ -167,10 +172,32 @@ def a_run() -> dict[str, Any]:
     calls.clear()
 
     second = _worker(master.server.port)
-    found["placed on the second"] = _until(lambda: _count(second, Placed) == 1)
+    found["second is known"] = _until(lambda: second.client_id in master.clients)
     gevent.sleep(0.2)
-    found["after a join"] = [_count(first, Placed), _count(first, Started), _count(second, Placed)]
+    found["before it takes part"] = _count(second, Placed)
     found["calls of a join"] = list(dict.fromkeys(calls))
+    calls.clear()
+    # Of two that join at once the first dispatch serves both; Locust's start raises at the second, which is of nobody.
+    placing = [gevent.spawn(environment.place_directors, 2) for _ in range(3)]
+    found["placed on the second"] = _until(lambda: _count(second, Placed) == 1)
+    second.send_message("client_ready", locust.__version__)  # as after a line that was cut
+    found["says again that it is ready"] = _until(lambda: "add_worker True" in calls)
+    placing.append(gevent.spawn(environment.place_directors, 2))
+    gevent.joinall(placing, timeout=10)
+    gevent.sleep(0.2)
+    found["dispatches that failed"] = [str(one.exception) for one in placing if not one.successful()]
+    found["after a join"] = [_count(first, Placed), _count(first, Started), _count(second, Placed)]
+    found["calls of four dispatches"] = calls.copy()
+    calls.clear()
+
+    third = _worker(master.server.port)
+    found["third is known"] = _until(lambda: third.client_id in master.clients)
+    environment.forget(third.client_id)
+    environment.place_directors(2)
+    gevent.sleep(0.2)
+    found["of one that was not let in"] = [
+        third.client_id in master.clients, third.client_id in master.worker_indexes, _count(third, Placed),
+    ]  # fmt: skip
     calls.clear()
 
     second.environment.events.quitting.fire(environment=second.environment, reverse=True)

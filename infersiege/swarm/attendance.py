@@ -66,7 +66,7 @@ class Attendance:
         """Whoever was silent may live on, and come back."""
         note, who = self._note, f"{worker.name} on {worker.hello.host} (pid {worker.hello.pid})"
         if not worker.admitted:
-            del self._fleet.workers[worker.node_id]
+            self._fleet.remove(worker)
             note("worker_refused", f"{who} was to join, and was lost before it was ready", worker.name)
             return
         self._figures.drop(worker.name)
@@ -105,5 +105,4 @@ class Attendance:
         messages.send(self._runner, Go(start_ns=self._start_ns), worker.node_id)
 
     def _place_directors(self) -> None:
-        """On who joins Locust places one by itself only if its own state is "running" by then; nobody gets two."""
-        gevent.spawn(self._runner.start, len(self._fleet.members()), 100)
+        gevent.spawn(self._runner.environment.place_directors, len(self._fleet.members()))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -42,10 +43,12 @@ class Door:
     """Answers workers that knock. `refusal` is why the run cannot begin, once a worker of ours said so."""
 
     def __init__(self, fleet: Fleet, terms: Terms, turned_away: Callable[[str, str], None]) -> None:
-        """`turned_away(worker, reason)` is called for each that does not get in."""
+        """`turned_away(worker, reason)` is called for each that does not get in, and not again when it comes back."""
         self._fleet = fleet
         self._terms = terms
         self._turned_away = turned_away
+        self._away: Counter[tuple[str, str]] = Counter()
+        """(worker, reason) -> how often. One that serves run after run (`--forever`) knocks every two seconds."""
         self._files = FileStore(terms.files, fleet.seen)
         self._runner: Any = None
         self.refusal: InfersiegeError | None = None
@@ -71,12 +74,12 @@ class Door:
                     worker=hello.worker, message=away.message, hint=away.hint, exit_code=ExitCode.INVALID_RUN
                 )
                 messages.send(self._runner, refusal, node_id)
-                self._turned_away(hello.worker, away.message)
+                self._turn_away(node_id, hello, away.message)
                 return
             place = self._fleet.free_place() or 0
             hello = msgspec.structs.replace(hello, worker=self._name_of(hello.worker))
             known = WorkerState(node_id, hello, place, last_seen_ns=time.monotonic_ns())
-            self._fleet.workers[node_id] = known
+            self._fleet.add(known)
         terms = self._terms
         assignment = Assignment(
             run_id=terms.run_id,
@@ -111,6 +114,21 @@ class Door:
                     "install the same versions on every host",
                 )
         return None
+
+    def _turn_away(self, node_id: str, hello: Hello, reason: str) -> None:
+        self._runner.environment.forget(node_id)
+        # Without a --name it has another one with each of its processes.
+        who = hello.worker.removesuffix(f"-{hello.pid}")
+        key = who, reason.replace(hello.worker, who)
+        self._away[key] += 1
+        if self._away[key] == 1:
+            self._turned_away(hello.worker, reason)
+
+    def away_again(self) -> Iterator[tuple[str, str]]:
+        """(worker, reason with how often) of those that were turned away more than once for it."""
+        for (who, reason), count in self._away.items():
+            if count > 1:
+                yield who, f"{reason} (it asked {count:,} times)"
 
     def _name_of(self, asked: str) -> str:
         """A name that nobody ever had in this run: a container that is started again has its old one, and what was its
@@ -153,8 +171,8 @@ class Door:
         if not self.begun:
             self.refusal = error
         elif not worker.admitted:
-            del self._fleet.workers[worker.node_id]
-            self._turned_away(worker.name, str(error))
+            self._fleet.remove(worker)
+            self._turn_away(worker.node_id, worker.hello, str(error))
 
     def _on_clock_ping(self, node_id: str, ping: ClockPing) -> None:
         self._fleet.seen(node_id)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import locust.runners
 from gevent.event import Event
+from gevent.lock import BoundedSemaphore
 from locust.env import Environment
 from locust.event import Events
 from locust.user import User
@@ -58,10 +59,35 @@ class SiegeEnvironment(Environment):
             runners.addFilter(_Few(LOCUSTS_LINES))
         os.environ.setdefault("LOCUST_WAIT_FOR_WORKERS_REPORT_AFTER_RAMP_UP", "0")
         events: Any = Events
-        dispatcher: Any = OnePerWorker
+        self.dispatcher: OnePerWorker | None = None
+        """Of a master that has placed Directors."""
+        self._placing = BoundedSemaphore()
+        dispatcher: Any = self._new_dispatcher
         # stop_timeout 0: while Locust stops users a worker is deaf, so draining is not left to it.
         super().__init__(user_classes=user_classes, events=events(), dispatcher_class=dispatcher, stop_timeout=0)
         self.prepared = Event()
+
+    def _new_dispatcher(self, worker_nodes: list[Any], user_classes: list[type[Any]]) -> OnePerWorker:
+        self.dispatcher = OnePerWorker(worker_nodes, user_classes)
+        return self.dispatcher
+
+    def place_directors(self, workers: int) -> None:
+        """On each worker that has none; `workers` is only Locust's count. Blocks its greenlet for a moment.
+
+        Those of two joins are placed one after the other, and by then there may be nothing left to do.
+        """
+        runner: Any = self.runner
+        with self._placing:
+            if self.dispatcher is None or self.dispatcher.waits:
+                runner.start(workers, 100)
+
+    def forget(self, node_id: str) -> None:
+        """A node that was not let in: Locust would keep each that ever knocked."""
+        runner: Any = self.runner
+        node = runner.clients.pop(node_id, None)
+        runner.worker_indexes.pop(node_id, None)
+        if node is not None and self.dispatcher is not None:
+            self.dispatcher.remove_worker(node)
 
     def create_master_runner(self, master_bind_host: str = "127.0.0.1", master_bind_port: int = 0) -> Any:
         """Locust's, whose receiver lives on whatever a message does to its handler."""

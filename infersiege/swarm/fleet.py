@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -63,6 +64,18 @@ class Fleet:
     """By Locust's node id."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     """Those that this host started, by worker name."""
+    _by_name: dict[str, WorkerState] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._by_name = {worker.name: worker for worker in self.workers.values()}
+
+    def add(self, worker: WorkerState) -> None:
+        """Its name is nobody else's, nor ever was."""
+        self.workers[worker.node_id] = self._by_name[worker.name] = worker
+
+    def remove(self, worker: WorkerState) -> None:
+        """One that never played a part."""
+        del self.workers[worker.node_id], self._by_name[worker.name]
 
     def spawn(self, count: int, *, address: str, secret: str, log_directory: Path) -> None:
         """Start worker processes. They ignore the terminal's Ctrl-C (a session of their own): the master ends them."""
@@ -90,7 +103,7 @@ class Fleet:
         return worker
 
     def by_name(self, name: str) -> WorkerState | None:
-        return next((worker for worker in self.workers.values() if worker.name == name), None)
+        return self._by_name.get(name)
 
     def alive(self) -> list[WorkerState]:
         """Those who are not lost, in the order of their seats."""
@@ -123,13 +136,18 @@ class Fleet:
             and not (worker.gone or worker.sent_away or worker.bye is not None)
         ]
 
+    def forgive(self, stall_ns: int, now_ns: int) -> None:
+        """The master itself heard nobody for so long; who was heard since then owes it nothing."""
+        for worker in self.alive():
+            worker.last_seen_ns = min(now_ns, worker.last_seen_ns + stall_ns)
+
     def all_ready(self) -> bool:
         ready = [worker for worker in self.alive() if worker.ready is not None]
         return len(ready) >= self.expected
 
-    def exited_early(self) -> list[str]:
-        """Names of own processes that ended although nobody told them to."""
-        return [name for name, process in self.processes.items() if process.poll() is not None]
+    def exited_early(self) -> dict[str, int]:
+        """Name -> return code, of own processes that ended although nobody told them to."""
+        return {name: code for name, process in self.processes.items() if (code := process.poll()) is not None}
 
     def newly_dead(self, now_ns: int, heard_until_ns: int | None = None) -> list[WorkerState]:
         """Workers that are lost by silence or by their exit, marked as such; each is returned once.
@@ -168,7 +186,16 @@ class Fleet:
                 process.wait(max(0.0, deadline - time.monotonic()))
 
 
-def last_line(log: Path) -> str:
-    """What a process said last, at most 300 characters."""
+def last_line(log: Path) -> str | None:
+    """What a process said last, at most 300 characters; None: it said nothing."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else None
+
+
+def end_of(returncode: int, said: str | None) -> str:
+    """Why a process ended, as far as it can be told: `killed by SIGKILL`, `exit code 2: error: no such …`."""
+    try:
+        how = f"exit code {returncode}" if returncode >= 0 else f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        how = f"killed by signal {-returncode}"
+    return f"{how}: {said}" if said else f"{how}, and it said nothing"

@@ -28,7 +28,7 @@ from infersiege.swarm.door import Door, Terms
 from infersiege.swarm.ending import ALL_PLAYED, Ending, MasterOptions, MasterResult, why_stopped
 from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.figures import LiveFigures
-from infersiege.swarm.fleet import Fleet, WorkerState, last_line
+from infersiege.swarm.fleet import Fleet, WorkerState, end_of, last_line
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.membership import Membership
 from infersiege.swarm.ratelimit import rates_of
@@ -117,6 +117,8 @@ class Master:
             self._drain()
         finally:
             self._close()
+        for away, why in self._door.away_again():
+            self.note("worker_refused", why, worker=away)
         for worker in self.fleet.alive():
             if worker.bye is None and self.timeline is not None:
                 worker.lost_at_ns = time.monotonic_ns()
@@ -197,22 +199,23 @@ class Master:
                 raise self._door.refusal
             if self._interrupts:
                 return
-            for name in self.fleet.exited_early():
-                raise RunInvalidError(
-                    f"{name} ended before the run began: {last_line(self._log_directory / f'{name}.log')}",
-                    hint=f"see {self._log_directory / f'{name}.log'}",
-                )
+            for name, returncode in self.fleet.exited_early().items():
+                raise RunInvalidError(f"{name} ended before the run began: {end_of(returncode, self._last_line(name))}")
             for worker in self.fleet.newly_dead(time.monotonic_ns(), self._runner.server.heard_until_ns):
                 self._attendance.lose(worker)
             if time.monotonic_ns() > deadline:
-                ready = sum(worker.ready is not None for worker in self.fleet.alive())
+                ready = {worker.name for worker in self.fleet.alive() if worker.ready is not None}
+                said = {name: self._last_line(name) for name in self.fleet.processes if name not in ready}
+                words = "".join(f"; {name} said last: {line}" for name, line in said.items() if line)
                 raise RunInvalidError(
-                    f"{ready} of {self.fleet.expected} workers were ready after "
-                    f"{self.plan.run.wait_for_workers_ns / 1e9:.0f} s",
-                    hint=f"start the others, ask for fewer, or see the logs in {self._log_directory}; "
-                    "[run] wait_for_workers sets the limit",
+                    f"{len(ready)} of {self.fleet.expected} workers were ready after "
+                    f"{self.plan.run.wait_for_workers_ns / 1e9:.0f} s{words}",
+                    hint="start the others, or ask for fewer; [run] wait_for_workers sets the limit",
                 )
             gevent.sleep(0.02)
+
+    def _last_line(self, name: str) -> str | None:
+        return last_line(self._log_directory / f"{name}.log")
 
     def _start(self, begun: Callable[[int], None]) -> None:
         if self._interrupts:
@@ -235,8 +238,7 @@ class Master:
             stall_ns = now_ns - before_ns - 500_000_000
             before_ns = now_ns
             if stall_ns > 0:
-                for worker in self.fleet.alive():
-                    worker.last_seen_ns += stall_ns
+                self.fleet.forgive(stall_ns, now_ns)
             self._tick(now_ns)
 
     def _tick(self, now_ns: int) -> None:
@@ -362,9 +364,9 @@ class Master:
     def _hand_out(self, now_ns: int) -> None:
         """Permits of rate limits, to those who wait for them."""
         for name, grant in self.treasury.due(now_ns).items() if self._ending is None else ():
-            for worker in self.fleet.alive():
-                if worker.name == name:
-                    messages.send(self._runner, grant, worker.node_id)
+            worker = self.fleet.by_name(name)
+            if worker is not None and worker.alive:
+                messages.send(self._runner, grant, worker.node_id)
 
     def note(
         self, kind: str, detail: str, worker: str | None = None, *, stage: str | None = None, at_ns: int | None = None

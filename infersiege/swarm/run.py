@@ -238,13 +238,13 @@ class Campaign:
         self._publisher.begin(self._file)
 
     def _leave_no_trace(self, error: InfersiegeError) -> None:
-        """A run that never began is no run: its directory goes, its workers' logs go where they can be read."""
+        """A run that never began is no run: its directory goes. Workers' logs with more than a last line, which the
+        error has, go where they can be read."""
         if self._file.started_ns is not None:
             return
         logs = self._run.path / "logs"
-        if logs.is_dir() and any(log.stat().st_size for log in logs.iterdir()):
-            kept = Path(tempfile.mkdtemp(prefix="infersiege-logs-"))
-            shutil.move(logs, kept)
+        if logs.is_dir() and any(log.read_bytes().count(b"\n") > 1 for log in logs.iterdir()):
+            kept = Path(shutil.move(logs, tempfile.mkdtemp(prefix="infersiege-logs-")))
             error.hint = f"{error.hint}; the workers' logs are in {kept}" if error.hint else f"see the logs in {kept}"
         discard(self._run)
 
