@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from infersiege.errors import ExitCode
 from infersiege.plan.schema import Plan
 from infersiege.plan.streams import streams_of
@@ -47,6 +49,11 @@ class Membership:
     def table(self) -> Table | None:
         """The epochs of the run; None: it has not begun."""
         return None if self._seats is None else self._seats.table
+
+    @property
+    def until_index(self) -> tuple[int, ...]:
+        """How far leases have let closed streams go (`Lease.until_index`); empty: the run has not begun."""
+        return () if self._seats is None else self._seats.until_index
 
     @property
     def settled(self) -> bool:
@@ -145,26 +152,27 @@ class Membership:
 
     def _renew(self, now_ns: int) -> None:
         self._leased_ns = now_ns
-        lease = self._lease(now_ns)
-        for worker in self._fleet.members():
-            messages.send(self._runner, lease, worker.node_id)
+        self._tell(self._lease(now_ns), self._fleet.members())
 
     def _lease(self, now_ns: int) -> Lease:
         self._sequence += 1
-        until_index = () if self._seats is None else self._seats.until_index
         return Lease(
             duration_ns=LEASE_NS,
             sequence=self._sequence,
             epoch=self.number,
             sent_ns=now_ns,
-            until_index=until_index,
+            until_index=self.until_index,
         )
 
     def _send(self, letters: Iterable[Letter]) -> None:
+        """Also to who is lost, and may hear it."""
         for letter in letters:
-            for worker in self._fleet.workers.values():
-                if worker.admitted and (letter.to == TABLE or letter.to == worker.name):
-                    messages.send(self._runner, letter.message, worker.node_id)
+            one = None if letter.to == TABLE else self._fleet.by_name(letter.to)
+            readers = self._fleet.workers.values() if letter.to == TABLE else () if one is None else (one,)
+            self._tell(letter.message, [worker for worker in readers if worker.admitted])
+
+    def _tell(self, message: msgspec.Struct, workers: Iterable[WorkerState]) -> None:
+        messages.send_each(self._runner, message, (worker.node_id for worker in workers))
 
     def _on_answer(self, node_id: str, answer: EpochAnswer) -> None:
         worker = self._fleet.seen(node_id)

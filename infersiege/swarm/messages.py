@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -51,6 +51,13 @@ COMPLAINTS = 5
 def send(runner: Any, message: msgspec.Struct, to: str | None = None) -> None:
     """Send one message: to the master from a worker, to one worker or (None) to all from the master."""
     runner.send_message(NAMES[type(message)], msgspec.msgpack.encode(message), to)
+
+
+def send_each(runner: Any, message: msgspec.Struct, nodes: Iterable[str]) -> None:
+    """Send one message from the master to each of these, written once."""
+    name, data = NAMES[type(message)], msgspec.msgpack.encode(message)
+    for node in nodes:
+        runner.send_message(name, data, node)
 
 
 def on(runner: Any, kind: type[T], handler: Callable[[str, T], None]) -> None:

@@ -136,10 +136,11 @@ class _Place:
     """What it took of the buckets of requests and of tokens."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Asking:
     """One worker, as it told last."""
 
+    worker: str
     waiting: deque[int] = field(default_factory=deque)
     """Tokens that its next turns ask for."""
     ahead: int = 0
@@ -163,8 +164,10 @@ class RateLimiter:
         self._asking: dict[str, _Asking] = {}
         self._past: list[_Asking] = []
         """Of workers whose place another one has taken."""
-        self._turn: deque[str] = deque()
-        """Who is served next."""
+        self._turn: dict[_Asking, None] = {}
+        """Who waits, or did when it was entered; who is served next is first."""
+        self._early: dict[_Asking, None] = {}
+        """Who asks for permits in advance: of a thousand workers few ask at a time."""
         self._places: dict[int, _Place] = {}
         self._by_end: list[tuple[int, int]] = []
         """(when its place is free at the earliest, number): a heap; an entry may be out of date."""
@@ -187,30 +190,30 @@ class RateLimiter:
         asking.ahead = 0 if asking.unseen else ask.ahead
         asking.ahead_tokens = ask.ahead_tokens
         asking.held, asking.held_longest_ns, asking.too_large = ask.held, ask.held_longest_ns, ask.too_large
+        if asking.waiting:
+            self._turn.setdefault(asking)
+        if asking.ahead:
+            self._early.setdefault(asking)
 
     def serve(self, now_ns: int) -> dict[str, list[Permit]]:
         """New permits, by worker: those who wait in turn, the next turn of each; then what may be used soon."""
         self._let_go(now_ns)
         given: dict[str, list[Permit]] = {}
-        idle = 0
-        while self._turn and idle < len(self._turn):
-            worker = self._turn[0]
-            asking = self._asking[worker]
-            if not asking.waiting:
-                self._turn.rotate(-1)
-                idle += 1
-                continue
-            if not self._fits(asking.waiting[0], now_ns):
+        while self._turn:
+            asking = next(iter(self._turn))
+            if asking.waiting and not self._fits(asking.waiting[0], now_ns):
                 return given  # Nothing smaller goes before it, or it would wait for ever.
-            given.setdefault(worker, []).append(self._grant(asking, asking.waiting.popleft(), now_ns))
-            self._turn.rotate(-1)
-            idle = 0
-        for worker, asking in self._asking.items():
+            del self._turn[asking]
+            if asking.waiting:
+                given.setdefault(asking.worker, []).append(self._grant(asking, asking.waiting.popleft(), now_ns))
+                self._turn[asking] = None  # Behind all others; when it has nothing more, it goes the next time.
+        for asking in self._early:
             for _ in range(min(asking.ahead, self._most_ahead)):
                 if not self._fits(asking.ahead_tokens, now_ns):
                     break
-                given.setdefault(worker, []).append(self._grant(asking, asking.ahead_tokens, now_ns))
+                given.setdefault(asking.worker, []).append(self._grant(asking, asking.ahead_tokens, now_ns))
             asking.ahead = 0
+        self._early.clear()
         return given
 
     def join(self, worker: str) -> None:
@@ -219,6 +222,7 @@ class RateLimiter:
         if before is not None:
             self._past.append(before)
             before.waiting.clear()
+            before.ahead = 0  # Whoever has its name would get what it asked for.
         self._of(worker)
 
     def lose(self, worker: str) -> None:
@@ -256,9 +260,7 @@ class RateLimiter:
     def _of(self, worker: str) -> _Asking:
         asking = self._asking.get(worker)
         if asking is None:
-            asking = self._asking[worker] = _Asking()
-            if worker not in self._turn:
-                self._turn.append(worker)
+            asking = self._asking[worker] = _Asking(worker)
         return asking
 
     def _fits(self, tokens: int, now_ns: int) -> bool:

@@ -5,6 +5,7 @@ Instants are offsets from the first arrival. Whoever uses it sends what it gives
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -104,8 +105,12 @@ class Seats:
             number: {slot: _Slot(holder, holder) for slot, holder in first_slots(most, members).items()}
             for number, most in users.items()
         }
-        self._owned: dict[int, dict[str, list[int]]] | None = None
-        """Users of each closed stream by who has them and keeps them; None: to be made anew."""
+        self._owned: dict[int, dict[str, list[int]]] = {}
+        """Users of each closed stream by who has them and keeps them, in order: a thousand workers that each look
+        through ten thousand users would stop the master."""
+        self._moving: dict[int, dict[str, list[int]]] = {}
+        """The others, by who has them still."""
+        self._look_up()
         self._spread = 0
         """Number of the epoch for which users were last spread."""
 
@@ -175,13 +180,6 @@ class Seats:
 
     def slots_of(self, worker: str) -> UserSlots:
         """All users that a worker is to have now."""
-        if self._owned is None:
-            # Made for all at once: a thousand workers that each look through ten thousand users would stop the master.
-            self._owned = {number: {} for number in self._slots}
-            for number, slots in self._slots.items():
-                for one, slot in slots.items():
-                    if slot.holder == slot.following:
-                        self._owned[number].setdefault(slot.holder, []).append(one)
         its = {number: tuple(owned.get(worker, ())) for number, owned in self._owned.items()}
         return UserSlots(epoch=self._spread, slots=its)
 
@@ -190,12 +188,19 @@ class Seats:
         if message.epoch < self._spread:
             return
         gainers: dict[str, None] = {}
-        for number, slots in self._slots.items():
-            still = message.slots.get(number, ())
-            for one, slot in slots.items():
-                if slot.holder == worker != slot.following and one not in still:
+        for number, moving in self._moving.items():
+            asked = moving.pop(worker, None)
+            if asked is None:
+                continue
+            still = set(message.slots.get(number, ()))
+            for one in asked:
+                if one not in still:
+                    slot = self._slots[number][one]
                     slot.holder = slot.following
-                    gainers[slot.following] = self._owned = None
+                    insort(self._owned[number].setdefault(slot.holder, []), one)
+                    gainers[slot.holder] = None
+            if still := still.intersection(asked):
+                moving[worker] = sorted(still)
         yield from (Letter(gainer, self.slots_of(gainer)) for gainer in gainers)
 
     # ---------------------------------------------------------------------------------------------------------- steps
@@ -227,7 +232,6 @@ class Seats:
 
     def _spread_users(self) -> Iterator[Letter]:
         self._spread = self.table.number
-        self._owned = None
         members = self.table.last.members
         for slots in self._slots.values():
             wanted = spread_slots({one: slot.following for one, slot in slots.items()}, members)
@@ -235,5 +239,15 @@ class Seats:
                 slot.following = wanted[one]
                 if slot.holder not in members:
                     slot.holder = slot.following  # Its lease was over before the boundary.
+        self._look_up()
         if self._slots:
             yield from (Letter(member, self.slots_of(member)) for member in members)
+
+    def _look_up(self) -> None:
+        """Find what `slots_of` and `held` are asked for, in one walk over all users."""
+        self._owned = {number: {} for number in self._slots}
+        self._moving = {number: {} for number in self._slots}
+        for number, slots in self._slots.items():
+            for one, slot in slots.items():
+                found = self._owned if slot.holder == slot.following else self._moving
+                found[number].setdefault(slot.holder, []).append(one)
