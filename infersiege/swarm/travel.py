@@ -40,6 +40,11 @@ PART_BYTES = 64 << 10
 """Of the stream, in one message: a part arrives within two seconds on a line of 32 KB/s."""
 PARTS_AT_ONCE = 16
 """For each request: a worker that is 100 ms away gets 10 MB/s."""
+_PARTS_A_PAUSE = 2
+"""With a pause of a millisecond 1 Gbit/s. All that a thousand workers ask for at once would be a gigabyte in ZeroMQ's
+queues, and no lease would go out for a second."""
+_PAUSE_S = 1e-6
+"""A millisecond in truth. 0 would be one more round of the same pass of the loop, in which timers wait."""
 _BLOCK_BYTES = 64 << 10
 """Packed without a stop: a millisecond."""
 
@@ -108,6 +113,9 @@ class FileStore:
         self._paths = paths
         self._known = known
         self._packed: dict[int, _Packed] = {}
+        self._asked: dict[tuple[str, int], tuple[int, int]] = {}
+        """(node id, number of the path) -> the bytes that it gets, from and to. Who is first is next."""
+        self._serves = False
         self._runner: Any = None
 
     def open(self, runner: Any) -> None:
@@ -124,7 +132,7 @@ class FileStore:
         if packed.file is None and packed.refused is None:
             packed.waiting[node_id] = wanted.offset_bytes
         else:
-            self._send(node_id, wanted.number, packed, wanted.offset_bytes)
+            self._ask(node_id, wanted.number, wanted.offset_bytes)
 
     def _pack(self, number: int, packed: _Packed) -> None:
         path = self._paths[number]
@@ -148,19 +156,44 @@ class FileStore:
         elif spool is not None:
             spool.close()
         for node_id, offset in packed.waiting.items():
-            self._send(node_id, number, packed, offset)
+            self._ask(node_id, number, offset)
         packed.waiting.clear()
 
-    def _send(self, node_id: str, number: int, packed: _Packed, offset: int) -> None:
-        for _ in range(PARTS_AT_ONCE):
-            data = b"" if packed.file is None else os.pread(packed.file.fileno(), PART_BYTES, offset)
-            part = FilePart(
-                number=number, offset_bytes=offset, data=data, packed_bytes=packed.size_bytes, refused=packed.refused
-            )
-            messages.send(self._runner, part, node_id)
-            offset += len(data)
-            if offset >= packed.size_bytes or packed.refused is not None:
-                break
+    def _ask(self, node_id: str, number: int, offset: int) -> None:
+        self._asked[node_id, number] = offset, offset + PARTS_AT_ONCE * PART_BYTES
+        if not self._serves:
+            self._serves = True
+            gevent.spawn(self._serve)
+
+    def _serve(self) -> None:
+        """A part to each in turn, until all have what they asked for."""
+        sent = 0
+        try:
+            while self._asked:
+                asked = next(iter(self._asked))
+                offset, end = self._asked.pop(asked)
+                offset = self._send(*asked, offset)
+                if offset < min(end, self._packed[asked[1]].size_bytes):
+                    self._asked[asked] = offset, end
+                sent += 1
+                if sent % _PARTS_A_PAUSE == 0:
+                    gevent.sleep(_PAUSE_S)
+        finally:
+            self._serves = False
+
+    def _send(self, node_id: str, number: int, offset: int) -> int:
+        """One part, or why there is none. Returns where the next one begins; beyond the end: there is none."""
+        packed, data = self._packed[number], b""
+        try:
+            if packed.file is not None:
+                data = os.pread(packed.file.fileno(), PART_BYTES, offset)
+        except OSError as error:
+            packed.refused = f"can't be sent by the master: {error.strerror}"
+        part = FilePart(
+            number=number, offset_bytes=offset, data=data, packed_bytes=packed.size_bytes, refused=packed.refused
+        )
+        messages.send(self._runner, part, node_id)
+        return offset + len(data) if data else packed.size_bytes
 
 
 class _ChangedError(Exception):
