@@ -85,5 +85,17 @@ class RunInvalidError(InfersiegeError):
     exit_code = ExitCode.INVALID_RUN
 
 
+class DiskError(InfersiegeError):
+    """A disk that does not take what a run writes: full, read-only, something in the way."""
+
+
+class UnwrittenFileError(DiskError, RunDirectoryError):
+    """A file of a run directory that can't be made or replaced; what stood there before is as it was."""
+
+
+class UnwrittenRowsError(DiskError, RunInvalidError):
+    """Rows of a run that can't be appended; no part of them is in the file."""
+
+
 class InternalError(InfersiegeError):
     """A fault of ours."""

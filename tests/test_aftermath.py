@@ -67,12 +67,14 @@ def test_what_a_dead_worker_leaves_is_what_was_due_before_the_load_ended(
     described = plan(load, seconds=seconds, run=run)
     share, source = alone(described).of_fleet(2).of_place(1), alone(described)
     timeline, table = Timeline.of(described, start_ns=5 * SECOND), Table([Epoch(number=0, members=("a", "b"))])
-    left = list(orphans(source, timeline, table, "b", timeline.start_ns + round(ended_s * SECOND), T0))
+    left = list(orphans(source, timeline, table, {"b"}, timeline.start_ns + round(ended_s * SECOND), T0))
     if load.mode == "closed":
         assert len(left) == (0 if stop is None else stop // 2), why
     else:
         tickets = [ticket for ticket in share.tickets() if (ticket.offset_ns or 0) <= ended_s * SECOND]
-        assert [turn.due_ns - T0 - timeline.start_ns for turn in left] == [ticket.offset_ns for ticket in tickets], why
+        assert [one.opened.due_ns - T0 - timeline.start_ns for one in left] == [
+            ticket.offset_ns for ticket in tickets
+        ], why
         assert 0.5 < len(left) / (25 * min(ended_s, seconds or 0)) < 1.5
 
 
@@ -91,8 +93,8 @@ def test_what_others_took_over_is_no_orphan(tmp_path: Path) -> None:
     endless = plan(Load(mode="closed", users=4), short(tmp_path / "w.jsonl", 20, wrap=True), seconds=6)
     timeline, counts = Timeline.of(open_loop, start_ns=5 * SECOND), []
     for described in (open_loop, finite, stopped, endless):
-        left = orphans(alone(described), timeline, Table(epochs), "b", timeline.start_ns + 6 * SECOND, T0)
-        counts.append(Counter(turn.epoch for turn in left))
+        left = orphans(alone(described), timeline, Table(epochs), {"b"}, timeline.start_ns + 6 * SECOND, T0)
+        counts.append(Counter(one.opened.epoch for one in left))
     assert counts == [{0: 10, 2: 10}, {0: 3}, {0: 3, 2: 5}, {}]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import zlib
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm_rows import Key, keys, record, run_in
 
-from infersiege.errors import RunInvalidError
+from infersiege.errors import UnwrittenRowsError
 from infersiege.records import Segment
 from infersiege.rundir import RunDirectory
 from infersiege.swarm.intake import Intake
@@ -87,27 +88,64 @@ def test_repeats_and_disorder_write_each_row_once(
         assert written(run) == [(f"{worker}-{number}", turn) for worker, number in first for turn in range(2)]
         assert len(acks.seen) == len(arrivals), "a repeat is acknowledged again: the first acknowledgement may be lost"
         assert sum(intake.rows_of.values()) == 2 * len(first)
-        assert intake.closed_turns("w1") == {row for row in written(run) if row[0].startswith("w1")}
+        assert intake.closed_turns(("w1", "w3")) == {
+            "w1": {row for row in written(run) if row[0].startswith("w1")},
+            "w3": set(),
+        }
 
 
+ROW = lines_of([("a", 0)])
 BROKEN = [
-    (b"", "nothing"),
-    (b"\x78\x9c garbage", "not deflate"),
-    (zlib.compress(b"x" * 1000)[:-3], "cut"),
-    (zlib.compress(bytes(257 << 20), 1), "a bomb: 257 MiB of zeros"),
+    (b"", 1, "incomplete|cut", "nothing"),
+    (b"\x78\x9c garbage", 1, "Error -3", "not deflate"),
+    (zlib.compress(b"x" * 1000)[:-3], 1, "cut", "cut"),
+    (zlib.compress(bytes(257 << 20), 1), 1, "too large", "a bomb: 257 MiB of zeros"),
+    (zlib.compress(ROW[:-1]), 1, "its last row has no end", "a row without its end: it would be glued to the next one"),
+    (zlib.compress(ROW + ROW[:9]), 1, "its last row has no end", "as many ends as it says, and half a row"),
+    (zlib.compress(ROW), 2, "it says 2 rows and has 1", "fewer rows than it says: some would be missed in the balance"),
+    (zlib.compress(ROW), 0, "it says 0 rows and has 1", "more rows than it says"),
+    (zlib.compress(b""), 0, "its last row has no end", "no row at all"),
 ]
 
 
-@pytest.mark.parametrize(("data", "why"), BROKEN, ids=[why for _, why in BROKEN])
-def test_a_broken_segment_is_neither_written_nor_acknowledged(run: RunDirectory, data: bytes, why: str) -> None:
-    """And the whole one, sent again, is taken."""
-    intake, acks = Intake(run), Acks(run)
+@pytest.mark.parametrize(("data", "rows", "why", "reason"), BROKEN, ids=[row[-1] for row in BROKEN])
+def test_a_broken_segment_is_neither_written_nor_acknowledged(
+    run: RunDirectory, data: bytes, rows: int, why: str, reason: str
+) -> None:
+    """It is told once, and the whole one, sent again, is taken."""
+    said: list[tuple[str, str]] = []
+    intake, acks = Intake(run, lambda worker, why: said.append((worker, why))), Acks(run)
     whole = segment(0, [("a", 0)])
-    with pytest.raises(zlib.error):
-        intake.take(Segment(worker="w", sequence=0, rows=1, data=data), acks.of(whole))
-    assert (acks.seen, intake.rows_of, written(run)) == ([], {}, [])
+    for sequence in (0, 0, 1):
+        intake.take(Segment(worker="w", sequence=sequence, rows=rows, data=data), acks.of(whole))
+    assert (acks.seen, intake.rows_of, written(run)) == ([], {}, []), reason
+    assert len(said) == 1 and said[0][0] == "w" and re.search(f"^segment 0 of its records is none: .*{why}", said[0][1])
     intake.take(whole, acks.of(whole))
     assert (acks.seen, written(run)) == ([0], [("a", 0)])
+    assert intake.refused["w"].missing == {1}
+    intake.take_leftover("w", 1, lines_of([("a", 1)]))
+    assert intake.refused["w"].missing == set(), "its spool had it whole: nothing is missing"
+
+
+@given(st.lists(st.sampled_from([b"{}\n", b"\n", b"{", ROW, ROW[:-1]]), max_size=4), st.integers(0, 5))
+def test_rows_of_two_segments_are_never_glued(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], rows: int
+) -> None:
+    """Whatever an authenticated worker calls a segment, the next one's rows are read as they were written."""
+    with run_in(tmp_path_factory.mktemp("run") / "run") as run:
+        intake, data = Intake(run), b"".join(parts)
+        intake.take(Segment(worker="w", sequence=0, rows=rows, data=zlib.compress(data)), lambda: None)
+        intake.take(segment(1, [("b", 0), ("b", 1)]), lambda: None)
+        assert [row for row in written(run) if row[0] == "b"] == [("b", 0), ("b", 1)]
+        assert intake.rows_of["w"] == 2 + (rows if "w" not in intake.refused else 0)
+
+
+def test_rows_that_are_none_are_no_closed_turns(run: RunDirectory) -> None:
+    """Neither those on disk nor those that wait; the turns beside them are."""
+    intake = Intake(run)
+    data = lines_of([("a", 0)]) + b"{}\n\xff\n" + lines_of([("a", 1)])
+    intake.take(Segment(worker="w", sequence=0, rows=4, data=zlib.compress(data)), lambda: None)
+    assert intake.closed_turns(["w"]) == {"w": {("a", 0), ("a", 1)}}
 
 
 def test_a_leftover_that_came_by_message_is_not_written_again(run: RunDirectory) -> None:
@@ -161,13 +199,13 @@ def test_a_full_disk_makes_rows_wait_and_room_writes_them_once_in_order(disk: Pa
             intake.write([record("lost", 0)])
             intake.take(sent[1], acks.of(sent[1]))
             intake.retry()
-            assert isinstance(intake.disk_error, RunInvalidError)
+            assert isinstance(intake.disk_error, UnwrittenRowsError)
             assert "no space left" in str(intake.disk_error)
             assert acks.seen == [0], "a row that waits in memory is not acknowledged, also when it comes again"
             # What the last block still took was taken back.
             assert written(run) == before
             assert intake.unwritten_rows == 61
-            assert len(intake.closed_turns("w")) == 81, "rows that wait are closed all the same"
+            assert len(intake.closed_turns(["w"])["w"]) == 81, "rows that wait are closed all the same"
         intake.retry()
         assert acks.seen == [0, 1, 2, 3]
         assert written(run) == [(f"s{number}", turn) for number in range(4) for turn in range(20)] + [("lost", 0)]

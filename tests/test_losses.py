@@ -17,7 +17,7 @@ from infersiege.records import Hello, OpenTurn, Outcome, Plays, Reason, Report, 
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import Ledger, OpenSession, workload_key
-from infersiege.swarm.losses import Loss, LossAccount, describe
+from infersiege.swarm.losses import Loss, LossAccount, Orphan, describe
 from infersiege.swarm.spool import Spool
 from infersiege.swarm.versions import boot_id
 
@@ -91,7 +91,9 @@ class Life:
             spool_dir=str(self.spool.directory),
         )
         state = WorkerState("node", hello, 0, last_seen_ns=0, report=self.report, lost_at_ns=1)
-        return LossAccount(self.intake, run_id=RUN_ID, channels={LABELS.name: LABELS}).settle(state, orphans or [])
+        account = LossAccount(self.intake, run_id=RUN_ID, channels={LABELS.name: LABELS})
+        (loss,) = account.settle([state], [Orphan("w", opened) for opened in orphans or ()])
+        return loss
 
     def rows(self) -> dict[Key, TurnRecord]:
         rows = list(self.run.read_turns())

@@ -651,7 +651,7 @@ def test_a_dead_workers_turns_are_of_the_channel_that_had_them(tmp_path: Path) -
     spool.close(remove=False)
     hello = Hello(worker="w", host="h", pid=1, boot_id=boot_id(), versions={}, spool_dir=str(spool.directory))
     state = WorkerState("node", hello, 0, last_seen_ns=0, lost_at_ns=1)
-    loss = LossAccount(Intake(run), run_id=RUN_ID, channels=labels).settle(state, [])
+    (loss,) = LossAccount(Intake(run), run_id=RUN_ID, channels=labels).settle([state], [])
     assert loss.plays == {workload_key("talk", "both"): Plays(taken=1, sent=1)}
     rows = [(row.turn, row.outcome, row.channel, row.routed_by) for row in run.read_turns()]
     assert rows == [

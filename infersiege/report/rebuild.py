@@ -29,7 +29,7 @@ from infersiege.report.collect import Collected
 from infersiege.report.details import Details
 from infersiege.report.html import render
 from infersiege.report.words import ENGLISH, Words
-from infersiege.rundir import SERIES, PlanFile, RunDirectory, StageFacts, StreamFacts, span_of_run
+from infersiege.rundir import SERIES, LeftOut, PlanFile, RunDirectory, StageFacts, StreamFacts, span_of_run
 from infersiege.schedule import SECOND_NS, expected
 
 SERIES_AROUND_NS = 30 * 1_000_000_000
@@ -151,18 +151,21 @@ def read(run: RunDirectory, also: Sequence[Observer] = ()) -> Rebuilt:
     noticed: list[str] = []
     damage: list[str] = []
     """Of the series: told after everything else."""
+    left_out = LeftOut()
     started_ns, ended_ns = _when(run, file)
     facts = run_facts(file, started_ns=started_ns, ended_ns=ended_ns)
     rows, collector = Windows(facts.limits, facts.streamed), Collector(facts)
     collected, clients, requests = Collected(), client.ClientWatch(), RequestTally()
     details = Details(clients=clients)
     observers: tuple[Observer, ...] = (rows, collector, collected, clients, requests, details, *also)
-    for batch in run.read_turn_batches(noticed.append, span=span_of_run(file.created_ns, file.ended_ns)):
+    span = span_of_run(file.created_ns, file.ended_ns)
+    for batch in run.read_turn_batches(noticed.append, span=span, left_out=left_out):
         for observer in observers:
             observer.add_batch(batch)
     events = _events(run, noticed)
     collector.facts = msgspec.structs.replace(
         facts,
+        invalid=(*facts.invalid, *left_out.reasons),
         warnings=(*facts.warnings, *noticed),
         clients=client.summaries(details.watching(_health(run, damage)), clients, facts.steady),
     )

@@ -24,6 +24,7 @@ from infersiege.rundir.names import (
     slug,
 )
 from infersiege.rundir.planfile import ChannelFacts, PlanFile, StageFacts, StreamFacts
+from infersiege.rundir.rows import UNREADABLE, LeftOut
 
 __all__ = [
     "ENGINE_SERIES",
@@ -39,8 +40,10 @@ __all__ = [
     "SUMMARY",
     "TELEMETRY",
     "TURNS",
+    "UNREADABLE",
     "WINDOWS",
     "ChannelFacts",
+    "LeftOut",
     "PlanFile",
     "RunDirectory",
     "StageFacts",

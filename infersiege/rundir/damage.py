@@ -95,8 +95,8 @@ def _possible(counts: dict[int, int]) -> bool:
     return min(counts.values()) >= 0 and max(counts.values()) <= _MOST
 
 
-def first_damage(batch: Batch, span: Span) -> tuple[int, str] | None:
-    """(place in the batch, `damage_of`) of the first turn that is damaged; None: none is.
+def damages(batch: Batch, span: Span) -> dict[int, str]:
+    """`damage_of` of each turn of a batch that is damaged, by its place there.
 
     The same as asking turn by turn, but looks at whole columns, and at single turns only where those are suspicious.
     """
@@ -105,7 +105,7 @@ def first_damage(batch: Batch, span: Span) -> tuple[int, str] | None:
     except OverflowError:  # a number of more than 63 bits
         suspects = list(range(len(batch)))
     found = ((place, damage_of(batch.turns[place], span)) for place in suspects)
-    return next(((place, damage) for place, damage in found if damage is not None), None)
+    return {place: damage for place, damage in found if damage is not None}
 
 
 def _suspicious(batch: Batch, span: Span) -> Mask:

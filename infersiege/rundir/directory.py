@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from infersiege.errors import InternalError, RunDirectoryError, UsageError
+from infersiege.errors import InternalError, RunDirectoryError, UnwrittenFileError
 from infersiege.metrics.batch import Batch
 from infersiege.records import (
     SCHEMA_VERSION,
@@ -21,11 +21,10 @@ from infersiege.records import (
     TurnRecord,
     WindowRow,
 )
-from infersiege.rundir.damage import Span, first_damage
+from infersiege.rundir.damage import Span, damages
 from infersiege.rundir.files import (
     Appender,
     Versioned,
-    bad_line,
     discard,
     drop_torn_row,
     pretty,
@@ -47,7 +46,7 @@ from infersiege.rundir.names import (
     default_path,
 )
 from infersiege.rundir.planfile import PlanFile
-from infersiege.rundir.rows import UNREADABLE, decoded
+from infersiege.rundir.rows import UNREADABLE, LeftOut, OnBad, decoded
 
 T = TypeVar("T")
 
@@ -162,7 +161,7 @@ class RunDirectory:
     def append_turn_lines(self, lines: bytes) -> None:
         """Append encoded TurnRecords, each with its newline, unparsed, and hand them to the kernel.
 
-        Raises RunInvalidError when they can't be written; no part of them is then in the file.
+        Raises UnwrittenRowsError when they can't be written; no part of them is then in the file.
         """
         if not lines:
             return
@@ -171,13 +170,13 @@ class RunDirectory:
         self._appender(TURNS).append(lines)
 
     def append_event(self, event: EventRow) -> None:
-        """Raises RunInvalidError when it can't be written."""
+        """Raises UnwrittenRowsError when it can't be written."""
         self._append(EVENTS, (event,))
 
     def append_health(self, row: ClientHealth) -> None:
         """How one worker did in one second (telemetry/clients.jsonl).
 
-        Raises RunInvalidError or UsageError when it can't be written.
+        Raises DiskError when it can't be written.
         """
         self._append(f"{self.telemetry.name}/{CLIENTS}", (row,))
 
@@ -192,7 +191,7 @@ class RunDirectory:
             try:
                 appender = self._appenders[file] = Appender(self.path / file, made=self._made)
             except OSError as error:
-                raise RunDirectoryError(
+                raise UnwrittenFileError(
                     f"{self.path / file}: can't be opened: {reason_of(error)}", hint=remedy_for(error, made=self._made)
                 ) from None
         return appender
@@ -200,29 +199,29 @@ class RunDirectory:
     # ------------------------------------------------------------------------------------------- whole files, written
 
     def write_plan(self, plan: PlanFile) -> None:
-        """Raises UsageError when it can't be written."""
+        """Raises UnwrittenFileError when it can't be written."""
         self._write(PLAN, pretty(plan))
 
     def write_summary(self, summary: Summary) -> None:
-        """Raises UsageError when it can't be written."""
+        """Raises UnwrittenFileError when it can't be written."""
         self._write(SUMMARY, pretty(summary))
 
     def write_windows(self, rows: Iterable[WindowRow]) -> None:
-        """Replace windows.jsonl: a rebuild makes it anew. Raises UsageError when it can't be written."""
+        """Replace windows.jsonl: a rebuild makes it anew. Raises UnwrittenFileError when it can't be written."""
         if WINDOWS in self._appenders:
             self._appenders.pop(WINDOWS).close()
         self._write(WINDOWS, msgspec.json.Encoder().encode_lines(rows))
 
     def write_report(self, html: str) -> Path:
-        """report.html, in UTF-8; returns its path. Raises UsageError when it can't be written."""
+        """report.html, in UTF-8; returns its path. Raises UnwrittenFileError when it can't be written."""
         return self._write(REPORT, html.encode("utf-8", "replace"))
 
     def write_junit(self, xml: str) -> Path:
-        """junit.xml, in UTF-8; returns its path. Raises UsageError when it can't be written."""
+        """junit.xml, in UTF-8; returns its path. Raises UnwrittenFileError when it can't be written."""
         return self._write(JUNIT, xml.encode("utf-8", "replace"))
 
     def write_gate(self, verdict: GateFile) -> Path:
-        """gate.json; returns its path. Raises UsageError when it can't be written."""
+        """gate.json; returns its path. Raises UnwrittenFileError when it can't be written."""
         return self._write(GATE, pretty(verdict))
 
     def _write(self, file: str, data: bytes) -> Path:
@@ -234,7 +233,7 @@ class RunDirectory:
             part.replace(path)
         except OSError as error:
             discard(part)
-            raise UsageError(
+            raise UnwrittenFileError(
                 f"{path}: can't be written: {reason_of(error)}", hint=remedy_for(error, made=self._made)
             ) from None
         return path
@@ -245,12 +244,12 @@ class RunDirectory:
 
     @property
     def telemetry(self) -> Path:
-        """telemetry/: series of the workers, of GPUs and engines. Made when asked for; or UsageError."""
+        """telemetry/: series of the workers, of GPUs and engines. Made when asked for; or UnwrittenFileError."""
         path = self.path / TELEMETRY
         try:
             path.mkdir(exist_ok=True)
         except OSError as error:
-            raise UsageError(
+            raise UnwrittenFileError(
                 f"{path}: can't be made: {reason_of(error)}", hint=remedy_for(error, made=self._made)
             ) from None
         return path
@@ -269,38 +268,47 @@ class RunDirectory:
         return (self.path / EVENTS).exists()
 
     def read_turns(
-        self, on_torn: Callable[[str], None] | None = None, *, span: Span | None = None
+        self,
+        on_torn: Callable[[str], None] | None = None,
+        *,
+        span: Span | None = None,
+        left_out: LeftOut | None = None,
     ) -> Iterator[TurnRecord]:
         """Every turn of the run, in file order, one at a time (a run may have millions).
 
-        A last line that a crash left torn is left out; `on_torn` gets one sentence with its line number. Any other bad
-        line raises RunDirectoryError with its line number; with `span` (the time of the run) so does one that holds
-        what no turn of it can have, such as a negative count or an instant of another year.
+        A last line that a crash left torn is left out; `on_torn` gets one sentence with its line number. So is any
+        other line that holds no turn, and counted in `left_out`; with `span` (the time of the run) also one that holds
+        what no turn of it can have, such as a negative count or an instant of another year. Raises RunDirectoryError
+        when the file can't be read.
         """
-        for batch in self.read_turn_batches(on_torn, span=span):
+        for batch in self.read_turn_batches(on_torn, span=span, left_out=left_out):
             yield from batch.turns
 
     def read_turn_batches(
-        self, on_torn: Callable[[str], None] | None = None, *, span: Span | None = None
+        self,
+        on_torn: Callable[[str], None] | None = None,
+        *,
+        span: Span | None = None,
+        left_out: LeftOut | None = None,
     ) -> Iterator[Batch]:
         """As `read_turns`, some thousands of turns at a time: several times faster, for whoever looks at columns."""
+        left_out = LeftOut() if left_out is None else left_out
         before = 0
-        for rows in self._blocks(TURNS, TurnRecord, on_torn):
+        for rows in self._blocks(TURNS, TurnRecord, on_torn, left_out.add):
             batch = Batch(rows)
-            damage = None if span is None else first_damage(batch, span)
-            if damage is not None:
-                place, what = damage
-                number = before + place + 1
-                raise bad_line(self.path / TURNS, number, b"", ValueError(f"no turn can have this: {what}"))
-            yield batch
+            damaged = {} if span is None else damages(batch, span)
+            for place, what in damaged.items():
+                # Right for the first line that is left out, which is the one that is named.
+                left_out.add(before + place + 1, b"", ValueError(f"no turn can have this: {what}"))
             before += len(rows)
+            yield Batch([turn for place, turn in enumerate(rows) if place not in damaged]) if damaged else batch
 
     def read_windows(self) -> Iterator[WindowRow]:
-        """As `read_turns`."""
+        """In file order. Raises RunDirectoryError with the number of a line that is none."""
         return self._rows(WINDOWS, WindowRow, None)
 
     def read_events(self) -> Iterator[EventRow]:
-        """As `read_turns`."""
+        """As `read_windows`."""
         return self._rows(EVENTS, EventRow, None)
 
     def read_health(self, on_torn: Callable[[str], None] | None = None) -> Iterator[ClientHealth]:
@@ -312,14 +320,14 @@ class RunDirectory:
     def read_series(self, name: str, on_torn: Callable[[str], None] | None = None) -> Iterator[SeriesRow]:
         """Points of telemetry/`name` (`rundir.SERIES`), in file order; none when there is no such file.
 
-        As `read_turns` for a torn or bad line.
+        A torn last line as in `read_turns`, any other bad one as in `read_windows`.
         """
         file = f"{TELEMETRY}/{name}"
         if (self.path / file).exists():
             yield from self._rows(file, SeriesRow, on_torn)
 
     def write_series(self, name: str, rows: Iterable[SeriesRow]) -> Path:
-        """Replace telemetry/`name` (series that were fetched from a database). Raises UsageError."""
+        """Replace telemetry/`name` (series that were fetched from a database). Raises UnwrittenFileError."""
         path = self.telemetry / name
         return self._write(str(path.relative_to(self.path)), msgspec.json.Encoder().encode_lines(rows))
 
@@ -327,11 +335,13 @@ class RunDirectory:
         for rows in self._blocks(file, kind, on_torn):
             yield from rows
 
-    def _blocks(self, file: str, kind: type[T], on_torn: Callable[[str], None] | None) -> Iterator[list[T]]:
+    def _blocks(
+        self, file: str, kind: type[T], on_torn: Callable[[str], None] | None, on_bad: OnBad | None = None
+    ) -> Iterator[list[T]]:
         path = self.path / file
         decoder = msgspec.json.Decoder(kind)
         try:
-            yield from decoded(path, decoder, on_torn)
+            yield from decoded(path, decoder, on_torn, on_bad)
         except OSError as error:
             raise self._unreadable(file, error) from None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from infersiege.errors import RunDirectoryError, RunInvalidError
+from infersiege.errors import RunDirectoryError, UnwrittenRowsError
 
 
 def reason_of(error: OSError) -> str:
@@ -45,14 +45,14 @@ class Appender:
         self._end = self._file.seek(0, os.SEEK_END)
 
     def append(self, rows: bytes) -> None:
-        """Raises RunInvalidError when they can't be written; the file then ends where it ended before."""
+        """Raises UnwrittenRowsError when they can't be written; the file then ends where it ended before."""
         view = memoryview(rows)
         try:
             while view:
                 view = view[self._file.write(view) :]
         except OSError as error:
             self._take_back()
-            raise RunInvalidError(
+            raise UnwrittenRowsError(
                 f"{self.path}: {len(rows)} bytes of results can't be written: {reason_of(error)}",
                 hint=remedy_for(error, made=self._made),
             ) from None
@@ -127,6 +127,9 @@ def discard(path: Path) -> None:
 def bad_line(path: Path, number: int, line: bytes, error: Exception) -> RunDirectoryError:
     """The error for a line that can not be what a crash left."""
     hint = "this line was damaged after it was written; take it out of a copy of the run to go on without it"
-    if line.startswith(b"\0"):
-        error = ValueError("zero bytes")
-    return RunDirectoryError(f"{path}:{number}: {error}", hint=hint)
+    return RunDirectoryError(f"{path}:{number}: {reason_of_line(line, error)}", hint=hint)
+
+
+def reason_of_line(line: bytes, error: Exception) -> str:
+    """What is wrong with a line that is no row, by the line and what its decoder said."""
+    return "zero bytes" if line.startswith(b"\0") else str(error)

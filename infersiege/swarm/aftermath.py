@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from infersiege.errors import InfersiegeError, RunInvalidError
+from infersiege.errors import DiskError, RunInvalidError
 from infersiege.plan.schema import Plan
 from infersiege.plan.streams import Span, Stream, duration_of, spans_of
 from infersiege.plan.values import format_duration
@@ -141,6 +141,7 @@ def final_facts(
         invalid=(
             *invalid,
             *_faults(result),
+            *_refused(result),
             *_stopped(result),
             *_spent_in_warmup(plan, result),
             *_unplayed(plan, result, taken),
@@ -190,6 +191,16 @@ def _faults(result: MasterResult) -> list[str]:
         f"a fault of infersiege on {worker.name}: {worker.bye.fault}; please report it"
         for worker in result.fleet.workers.values()
         if worker.bye is not None and worker.bye.fault is not None
+    ]
+
+
+def _refused(result: MasterResult) -> list[str]:
+    """Workers that sent what is no segment of records."""
+    return [
+        f"{len(refused.missing)} segments of {worker}'s records were refused, and what was in them is in no figure: "
+        f"{refused.why}"
+        for worker, refused in result.intake.refused.items()
+        if refused.missing
     ]
 
 
@@ -334,7 +345,7 @@ def _first_lost_ns(worker: WorkerState, offset_ns: int) -> int | None:
     return None if lost_ns is None else lost_ns + offset_ns
 
 
-def rescued(result: MasterResult, run_id: str, error: InfersiegeError) -> RunDirectory:
+def rescued(result: MasterResult, run_id: str, error: DiskError) -> RunDirectory:
     """The run, moved to the temporary directory. Raises RunInvalidError where that has no room either."""
     try:
         moved = result.intake.rescue()

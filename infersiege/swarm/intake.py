@@ -5,15 +5,16 @@ from __future__ import annotations
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from infersiege.errors import InfersiegeError
+from infersiege.errors import DiskError
 from infersiege.records import Segment, TurnRecord
-from infersiege.rundir import RunDirectory
+from infersiege.rundir import UNREADABLE, RunDirectory
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TurnRecord).decode
@@ -43,13 +44,31 @@ class _Numbers:
 
 
 @dataclass(slots=True)
+class Refused:
+    """Segments of one worker that were none."""
+
+    why: str
+    """Of the first."""
+    missing: set[int] = field(default_factory=set)
+    """Their sequences; one that comes whole after all is taken, and is no more among them."""
+
+
+def _tell_nobody(worker: str, why: str) -> None:
+    """Who has no log of events hears of refused segments from `Intake.refused` alone."""
+
+
+@dataclass(slots=True)
 class Intake:
     """Appends segments unparsed. A full disk stops nothing here: rows wait in memory and are tried again."""
 
     run: RunDirectory
+    on_refused: Callable[[str, str], None] = _tell_nobody
+    """Called with a worker's name and the reason, the first time that a segment of it is refused."""
+    refused: dict[str, Refused] = field(default_factory=dict)
+    """By worker."""
     rows_of: dict[str, int] = field(default_factory=dict)
     """Rows received, by worker."""
-    disk_error: InfersiegeError | None = None
+    disk_error: DiskError | None = None
     """The first failure to write."""
     _seen: dict[str, _Numbers] = field(default_factory=dict)
     _unwritten: list[tuple[Callable[[], None], bytes]] = field(default_factory=list)
@@ -57,16 +76,35 @@ class Intake:
     def take(self, segment: Segment, acknowledge: Callable[[], None]) -> None:
         """Write a worker's segment, unless it was written before; call `acknowledge` as soon as it is on disk.
 
-        Raises zlib.error on bytes that are no segment, or one of more than MOST_SEGMENT_BYTES.
+        One that is no segment, is too large, or does not hold as many whole lines as it says is refused: neither
+        written nor acknowledged. What stands in its lines is looked at when they are read.
         """
         seen = self._seen.setdefault(segment.worker, _Numbers())
         if segment.sequence in seen:
             if not self._unwritten:
                 acknowledge()
             return
-        lines = unpacked_rows(segment.data)
-        seen.add(segment.sequence)
-        self.rows_of[segment.worker] = self.rows_of.get(segment.worker, 0) + segment.rows
+        try:
+            lines = unpacked_rows(segment.data)
+            _check_lines(lines, segment.rows)
+        except (zlib.error, ValueError) as error:
+            self._refuse(segment, str(error))
+            return
+        self._take(segment.worker, segment.sequence, lines, acknowledge)
+
+    def _refuse(self, segment: Segment, why: str) -> None:
+        refused = self.refused.get(segment.worker)
+        if refused is None:
+            why = f"segment {segment.sequence} of its records is none: {why}"
+            refused = self.refused[segment.worker] = Refused(why)
+            self.on_refused(segment.worker, why)
+        refused.missing.add(segment.sequence)
+
+    def _take(self, worker: str, sequence: int, lines: bytes, acknowledge: Callable[[], None]) -> None:
+        self._seen[worker].add(sequence)
+        self.rows_of[worker] = self.rows_of.get(worker, 0) + lines.count(b"\n")
+        if worker in self.refused:
+            self.refused[worker].missing.discard(sequence)
         self._append(lines, acknowledge)
 
     def take_leftover(self, worker: str, sequence: int, lines: bytes) -> None:
@@ -74,9 +112,7 @@ class Intake:
         seen = self._seen.setdefault(worker, _Numbers())
         if sequence in seen or not lines:
             return
-        seen.add(sequence)
-        self.rows_of[worker] = self.rows_of.get(worker, 0) + lines.count(b"\n")
-        self._append(lines, lambda: None)
+        self._take(worker, sequence, lines, lambda: None)
 
     def write(self, records: list[TurnRecord]) -> None:
         """Rows of the master's own making (lost and skipped turns of dead workers)."""
@@ -93,7 +129,7 @@ class Intake:
             acknowledge, lines = self._unwritten[0]
             try:
                 self.run.append_turn_lines(lines)
-            except InfersiegeError as error:
+            except DiskError as error:
                 self.disk_error = self.disk_error or error
                 return
             del self._unwritten[0]
@@ -103,14 +139,23 @@ class Intake:
     def unwritten_rows(self) -> int:
         return sum(lines.count(b"\n") for _, lines in self._unwritten)
 
-    def closed_turns(self, worker: str) -> set[tuple[str, int]]:
-        """(session, turn) of every record of one worker, written or waiting. Reads the run's turns once."""
-        closed = {(row.session_id, row.turn) for row in self.run.read_turns() if row.worker == worker}
+    def closed_turns(self, workers: Collection[str]) -> dict[str, set[tuple[str, int]]]:
+        """By worker, (session, turn) of every record of some workers, written or waiting. Reads the run's turns once.
+
+        Raises RunDirectoryError when they can't be read.
+        """
+        closed: dict[str, set[tuple[str, int]]] = {worker: set() for worker in workers}
+        if not closed:
+            return closed
+        for row in self.run.read_turns():
+            if row.worker in closed:
+                closed[row.worker].add((row.session_id, row.turn))
         for _, lines in self._unwritten:
             for line in lines.splitlines():
-                row = _decode(line)
-                if row.worker == worker:
-                    closed.add((row.session_id, row.turn))
+                with suppress(*UNREADABLE):
+                    row = _decode(line)
+                    if row.worker in closed:
+                        closed[row.worker].add((row.session_id, row.turn))
         return closed
 
     def rescue(self) -> RunDirectory:
@@ -135,3 +180,11 @@ def unpacked_rows(data: bytes) -> bytes:
         what = "too large" if stream.unconsumed_tail or len(lines) >= MOST_SEGMENT_BYTES else "cut"
         raise zlib.error(f"a segment that is {what}")
     return lines
+
+
+def _check_lines(lines: bytes, rows: int) -> None:
+    """Raises ValueError unless it is so many whole lines: half a row would be glued to the next segment's first one."""
+    if not lines.endswith(b"\n"):
+        raise ValueError("its last row has no end")
+    if (count := lines.count(b"\n")) != rows:
+        raise ValueError(f"it says {rows} rows and has {count}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import platform
 import time
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import gevent
 import msgspec
 from locust.exception import RPCError
 
-from infersiege.errors import InfersiegeError, RunInvalidError, UsageError
+from infersiege.errors import DiskError, RunInvalidError, UsageError
 from infersiege.plan.schema import Plan
 from infersiege.records import Ack, Bye, Drain, EventRow, Reason, Refusal, Report, Segment, Spending
 from infersiege.report.live import LiveView
@@ -38,8 +36,6 @@ from infersiege.swarm.stages import StageWatch
 from infersiege.swarm.status_page import StatusBoard
 from infersiege.swarm.timeline import Timeline
 from infersiege.telemetry.publisher import Publisher
-
-log = logging.getLogger("infersiege.swarm.master")
 
 TICK_S = 0.05
 SHOW_EVERY_NS = 250_000_000
@@ -79,7 +75,7 @@ class Master:
         self.publisher = publisher
         self.offset_ns = terms.offset_ns
         self.fleet = Fleet(expected=options.expected_workers)
-        self.intake = Intake(run)
+        self.intake = Intake(run, lambda worker, why: self.note("segment_refused", why, worker=worker))
         self.figures = LiveFigures(plan.slos)
         self._clocks = ClockWatch()
         self._checks = CheckWatch()
@@ -102,11 +98,13 @@ class Master:
 
     # ------------------------------------------------------------------------------------------------ life of a run
 
-    def execute(self, begun: Callable[[int], None], after_loss: Callable[[WorkerState], None]) -> MasterResult:
+    def execute(
+        self, begun: Callable[[int], None], after_losses: Callable[[Sequence[WorkerState]], None]
+    ) -> MasterResult:
         """Start workers, offer the load, drain, bring the records home, end the workers.
 
-        `begun` is called with the instant (epoch ns) of the first arrival, before it; `after_loss` once for each worker
-        that died, when no more of its records can come.
+        `begun` is called with the instant (epoch ns) of the first arrival, before it; `after_losses` with the workers
+        that died or were away, if there are any, when no more of their records can come.
         Raises RunInvalidError when the workers don't come up, or what a worker refused with.
         """
         try:
@@ -124,8 +122,8 @@ class Master:
                 worker.lost_at_ns = time.monotonic_ns()
                 self._attendance.lose(worker)
         self._settled = True
-        for worker in self.fleet.ever_lost():
-            after_loss(worker)
+        if lost := self.fleet.ever_lost():
+            after_losses(lost)
         self.intake.retry()
         ending = self._ending
         return MasterResult(
@@ -331,10 +329,7 @@ class Master:
         if worker is None or self._settled:
             return  # Its turns were accounted for as lost: what comes now stays in its spool.
         segment = msgspec.structs.replace(segment, worker=worker.name)  # whatever it calls itself
-        try:
-            self.intake.take(segment, lambda: messages.send(self._runner, Ack(sequence=segment.sequence), node_id))
-        except zlib.error as error:
-            log.warning("dropped a broken segment %s of %s: %s", segment.sequence, segment.worker, error)
+        self.intake.take(segment, lambda: messages.send(self._runner, Ack(sequence=segment.sequence), node_id))
 
     def _on_bye(self, node_id: str, bye: Bye) -> None:
         worker = self.fleet.seen(node_id)
@@ -381,7 +376,7 @@ class Master:
         """Append a row; a disk that does not take it ends the run, as one that takes no turns does."""
         try:
             append()
-        except InfersiegeError as error:
+        except DiskError as error:
             self.intake.disk_error = self.intake.disk_error or error
 
     def _epoch(self, monotonic_ns: int) -> int:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from infersiege import calibration
 from infersiege.doctor import adapted, preflight, told_limits, unexamined
-from infersiege.errors import ExitCode, InfersiegeError, RunInvalidError, UsageError
+from infersiege.errors import DiskError, ExitCode, InfersiegeError, UsageError
 from infersiege.plan.borrowed import open_key_files
 from infersiege.plan.load import plan_hash, plan_json, resolve
 from infersiege.plan.schema import Plan
@@ -227,8 +227,9 @@ class Campaign:
                 environ=self._environ,
             )
             self._interrupts.on_signal = master.interrupt
-            accounts = LossAccount(master.intake, run_id=self._file.run_id, channels=self._labels())
-            return master.execute(self._begun, lambda worker: self._settle(worker, master, accounts))
+            run_id, offset_ns = self._file.run_id, self._terms.offset_ns
+            accounts = LossAccount(master.intake, run_id=run_id, channels=self._labels(), offset_ns=offset_ns)
+            return master.execute(self._begun, lambda workers: self._settle(workers, master, accounts))
 
     def _begun(self, started_ns: int) -> None:
         """The time axis is fixed: write it down now, so that a crash leaves a run that can be read."""
@@ -248,18 +249,22 @@ class Campaign:
             error.hint = f"{error.hint}; the workers' logs are in {kept}" if error.hint else f"see the logs in {kept}"
         discard(self._run)
 
-    def _settle(self, worker: WorkerState, master: Master, accounts: LossAccount) -> None:
-        loss: Loss | InfersiegeError
+    def _settle(self, workers: Sequence[WorkerState], master: Master, accounts: LossAccount) -> None:
+        timeline, table = master.timeline, master.membership.table
+        assert timeline is not None and table is not None, "a worker is lost once the load has begun"
+        names = {worker.name for worker in workers}
+        until_index = master.membership.until_index
+        offset_ns = self._terms.offset_ns
+        left = orphans(self._source, timeline, table, names, master.ended_ns, offset_ns, until_index)
+        losses: Sequence[Loss | InfersiegeError]
         try:
-            timeline, table = master.timeline, master.membership.table
-            assert timeline is not None and table is not None, "a worker is lost once the load has begun"
-            ended_ns, offset_ns = master.ended_ns, self._terms.offset_ns
-            unplayed = orphans(self._source, timeline, table, worker.name, ended_ns, offset_ns)
-            loss = accounts.settle(worker, unplayed)
-            self._lost.add(worker.name, loss)
+            losses = accounts.settle(workers, left)
         except InfersiegeError as error:
-            loss = error
-        master.note("worker_settled", describe(worker, loss), worker=worker.name)
+            losses = [error] * len(workers)
+        for worker, loss in zip(workers, losses, strict=True):
+            if isinstance(loss, Loss):
+                self._lost.add(worker.name, loss)
+            master.note("worker_settled", describe(worker, loss), worker=worker.name)
 
     def _labels(self) -> dict[str, ChannelLabels]:
         return {
@@ -285,7 +290,7 @@ class Campaign:
             if disk_error is not None and result.intake.unwritten_rows:
                 raise disk_error
             summary = self._report(run, file, gated=gated, end=end)
-        except (RunInvalidError, UsageError) as error:
+        except DiskError as error:
             run = rescued(result, file.run_id, error)
             where = f"{error}; the whole run is in {run.path}"
             self._console.print(f"error: {where}", style="bold red", highlight=False, markup=False, soft_wrap=True)
