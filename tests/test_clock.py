@@ -76,6 +76,34 @@ def test_the_true_offset_is_within_the_doubt_of_clocks_that_run_apart(
         now_ns += pause_ns
 
 
+STEPS = st.tuples(st.sampled_from(["run", "stand", "ask", "arrive", "return"]), st.integers(0, 4 * SECOND))
+
+
+@given(st.lists(STEPS, max_size=60), st.integers(-(10**18), 10**18))
+def test_a_past_instant_is_at_the_masters_no_later_than_said_wherever_the_clock_stood_still(
+    steps: list[tuple[str, int]], offset_ns: int
+) -> None:
+    """Exchanges under way included: while a question, or its answer, is on its way, or lies unread."""
+    estimate, master_ns, mine_ns = ClockEstimate(), 10**15, 10**15 - offset_ns
+    past: list[tuple[int, int]] = []
+    asked_ns = answered_ns = None
+    for what, length_ns in steps:
+        master_ns += length_ns
+        mine_ns += 0 if what == "stand" else length_ns
+        past.append((mine_ns, master_ns))
+        if what == "ask":
+            asked_ns, answered_ns = mine_ns, None
+        elif what == "arrive" and asked_ns is not None:
+            answered_ns = answered_ns or master_ns
+        elif what == "return" and asked_ns is not None and answered_ns is not None:
+            estimate.add(ClockPing(worker="w", sent_ns=asked_ns, master_ns=answered_ns), mine_ns)
+            for at_ns, there_ns in past:
+                said_ns = estimate.at_latest(at_ns)
+                assert (said_ns is None) == (at_ns >= asked_ns), "nothing is known of what may be after the question"
+                assert said_ns is None or said_ns >= there_ns
+            asked_ns = answered_ns = None
+
+
 def test_the_quickest_exchange_of_the_last_minute_knows_best() -> None:
     estimate = ClockEstimate()
     exchange(estimate, 0, 100 * US, 100 * US, 7)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from infersiege.errors import PlanError
 from infersiege.plan.load import load_plan
 from infersiege.records import (
+    ClockPing,
     Grant,
     Outcome,
     Permit,
@@ -32,7 +33,8 @@ from infersiege.records import (
     TurnRecord,
 )
 from infersiege.swarm.budget import REQUESTS, Limit, Treasury
-from infersiege.swarm.permits import HELD_NS, Leave, Turnstile, WorkerClock
+from infersiege.swarm.clock import ClockEstimate, Reading
+from infersiege.swarm.permits import HELD_NS, Leave, Turnstile
 from infersiege.swarm.purse import Purse
 from infersiege.swarm.ratelimit import GUARD_NS, MINUTE_NS, VALID_NS, Rate, RateLimiter, rates_of
 
@@ -56,16 +58,47 @@ def turn_of(sent_ns: int | None, tokens: int, *, attempts: int = 1, told: bool =
 # ------------------------------------------------------------------------------------------------------ a virtual world
 
 
+class HostClock:
+    """A host's monotonic clock, of which the master's is known by messages only. It may run fast or slow, and stands
+    still while its machine does."""
+
+    def __init__(self, world: World, skew_ns: int, ppm: int) -> None:
+        self._world, self._skew_ns, self._ppm = world, skew_ns, ppm
+        self.estimate = ClockEstimate()
+        self.stopped_ns: int | None = None
+        self._lost_ns = 0
+
+    def now(self) -> int:
+        ran_ns = (self.stopped_ns or self._world.now_ns) - self._lost_ns - NOW
+        return NOW + self._skew_ns + ran_ns + ran_ns * self._ppm // 1_000_000
+
+    def go_on(self) -> None:
+        assert self.stopped_ns is not None
+        self._lost_ns += self._world.now_ns - self.stopped_ns
+        self.stopped_ns = None
+
+    def reading(self) -> Reading | None:
+        return self.estimate.reading(self.now())
+
+    def at_latest(self, at_ns: int) -> int | None:
+        return self.estimate.at_latest(at_ns)
+
+
 @dataclass
 class Host:
     """One worker process on a host with a clock of its own."""
 
     name: str
     purse: Purse
+    clock: HostClock
     users: list[Any] = field(default_factory=list)
     dead: bool = False
     cut: bool = False
     """Messages to and from it are lost."""
+    runs: Any = field(default_factory=Event)
+    """Not set: its machine is suspended."""
+    inbox: list[Callable[[], None]] = field(default_factory=list)
+    """What came meanwhile."""
 
 
 @dataclass
@@ -76,8 +109,13 @@ class Written:
 class World:
     """The real treasury and real purses; time, network and servers are the test's. Instants: the master's clock."""
 
-    def __init__(self, rate: Rate, *, seed: int, delay_ns: int, workers: int, took_ns: int = 300 * MS) -> None:
+    def __init__(
+        self, rate: Rate, *, seed: int, delay_ns: int, workers: int, took_ns: int = 300 * MS, drift_ppm: int = 0
+    ) -> None:
         self.rate, self.random, self.delay_ns, self.took_ns = rate, random.Random(seed), delay_ns, took_ns
+        self.drift_ppm = drift_ppm
+        # Oscillators that run apart take a little of the guard while a question is on its way.
+        self.longest_way_ns = rate.guard_ns - (MS if drift_ppm else 0)
         self.now_ns = NOW
         self.log: list[tuple[int, int]] = []
         """(when a request came to the server, its tokens)."""
@@ -97,13 +135,29 @@ class World:
         woken.wait()
 
     def join(self, name: str) -> Host:
-        skew_ns, wrong_ns = self.random.randint(-SECOND, SECOND), self.random.randint(-20 * MS, 20 * MS)
-        clock = WorkerClock(offset_ns=wrong_ns - skew_ns, doubt_ns=abs(wrong_ns), now=lambda: self.now_ns + skew_ns)
-        host = Host(name, Purse((), (self.rate,), clock=clock, epoch_offset_ns=-skew_ns))
+        skew_ns, ppm = self.random.randint(-SECOND, SECOND), self.random.randint(-self.drift_ppm, self.drift_ppm)
+        clock = HostClock(self, skew_ns, ppm)
+        host = Host(name, Purse((), (self.rate,), clock=clock, epoch_offset_ns=-skew_ns), clock)
+        host.runs.set()
+        self._answered(host, clock.now(), self.now_ns)  # as before the load
         host.purse.grant(self.treasury.first(name, self.now_ns))
         gevent.spawn(self._courier, host)
         self.at(SECOND, lambda: self._report(host))
+        self.at(0, lambda: self._compare(host))
         return host
+
+    def suspend(self, host: Host) -> None:
+        host.runs.clear()
+        host.clock.stopped_ns = self.now_ns
+
+    def resume(self, host: Host) -> None:
+        """Its users go on before what has come meanwhile is read."""
+        host.clock.go_on()
+        host.runs.set()
+        self._settle()
+        inbox, host.inbox = host.inbox, []
+        for deliver in inbox:
+            self.at(0, deliver)
 
     def add_users(self, host: Host, count: int, pause_ns: int, tokens: tuple[int, int]) -> None:
         host.users += [gevent.spawn(self._user, host, pause_ns, tokens) for _ in range(count)]
@@ -158,12 +212,29 @@ class World:
 
     def _report(self, host: Host) -> None:
         if not host.dead:
-            self._tell(host)
+            if host.runs.is_set():
+                self._tell(host)
             self.at(SECOND, lambda: self._report(host))
+
+    def _compare(self, host: Host) -> None:
+        if not host.dead:
+            if host.runs.is_set():
+                asked_ns = host.clock.now()
+                self._carry(host, True, lambda: self._answer(host, asked_ns, self.now_ns))
+            self.at(SECOND // 2, lambda: self._compare(host))
+
+    def _answer(self, host: Host, asked_ns: int, master_ns: int) -> None:
+        self._carry(host, False, lambda: self._answered(host, asked_ns, master_ns))
+
+    def _answered(self, host: Host, asked_ns: int, master_ns: int) -> None:
+        ping = ClockPing(worker=host.name, sent_ns=asked_ns, master_ns=master_ns)
+        host.clock.estimate.add(ping, host.clock.now())
+        host.purse.compared()
 
     def _courier(self, host: Host) -> None:
         while not host.dead:
             host.purse.asking.wait()
+            host.runs.wait()
             self._tell(host)
 
     def _tell(self, host: Host) -> None:
@@ -188,29 +259,39 @@ class World:
             return
         arrives_ns = max(self.now_ns + self.random.randint(0, self.delay_ns), self._lines.get((host.name, up), 0))
         self._lines[host.name, up] = arrives_ns
-        self.at(arrives_ns - self.now_ns, lambda: None if host.dead or host.cut else deliver())
+        self.at(arrives_ns - self.now_ns, lambda: self._arrived(host, up, deliver))
+
+    def _arrived(self, host: Host, up: bool, deliver: Callable[[], None]) -> None:
+        if host.dead or host.cut:
+            return
+        if up or host.runs.is_set():
+            deliver()
+        else:
+            host.inbox.append(deliver)
+
+    def _sleep_at(self, host: Host, length_ns: int) -> None:
+        self.sleep(length_ns)
+        host.runs.wait()
 
     def _user(self, host: Host, pause_ns: int, tokens: tuple[int, int]) -> None:
         kept: Leave | None = None
         while True:
+            host.runs.wait()
             asks = self.random.randint(*tokens)
             leave, kept = host.purse.take(HERE, asks, kept), None
             if leave is None:
                 kept = host.purse.wait(HERE, asks)
                 continue
             if self.random.random() < 0.3:  # a new connection
-                self.sleep(self.random.randint(0, self.rate.connect_ns))
-            sent_ns = self.now_ns
+                self._sleep_at(host, self.random.randint(0, self.rate.connect_ns))
+            sent_ns = host.clock.now()
             used = self.random.randint(min(tokens[0], asks), asks)
-            self.log.append((sent_ns + self.random.randint(0, self.rate.guard_ns), used))
-            leave.begun(Written(sent_ns + host.purse.clock.now() - self.now_ns))
-            self.sleep(self.random.randint(1, self.took_ns))
-            # The record has the instant on the master's clock as this host knows it.
-            clock = host.purse.clock
-            mine_ns = sent_ns + clock.now() - self.now_ns
-            host.purse.paid(turn_of(mine_ns + host.purse._epoch_offset_ns, used), leave)
+            self.log.append((self.now_ns + self.random.randint(0, self.longest_way_ns), used))
+            leave.begun(Written(sent_ns))
+            self._sleep_at(host, self.random.randint(1, self.took_ns))
+            host.purse.paid(turn_of(sent_ns + host.purse._epoch_offset_ns, used), leave)
             if pause_ns:
-                self.sleep(self.random.randint(1, pause_ns))
+                self._sleep_at(host, self.random.randint(1, pause_ns))
 
 
 SMALL = {"window_ns": 6 * SECOND, "guard_ns": 100 * MS, "valid_ns": 400 * MS, "connect_ns": 500 * MS}
@@ -266,6 +347,58 @@ def test_no_sliding_minute_at_the_server_is_above_the_limit_whatever_dies(
     world.check()
     (use,) = world.treasury.rate_uses()
     assert use.requests <= len(world.log), "nothing is counted that was not sent"
+
+
+@given(
+    requests=st.integers(1, 60),
+    burst_ms=st.sampled_from([0, 1_000, 6_000]),
+    users=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    delay_ms=st.sampled_from([0, 5, 150]),
+    suspended=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(1, 30), st.integers(1, 2_500), st.booleans()), min_size=1, max_size=8
+    ),
+    seed=st.integers(0, 1 << 32),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_no_sliding_minute_is_above_the_limit_when_clocks_drift_and_stand_still(
+    requests: int,
+    burst_ms: int,
+    users: list[int],
+    delay_ms: int,
+    suspended: list[tuple[int, int, int, bool]],
+    seed: int,
+) -> None:
+    """Oscillators 90 ppm apart, and machines that are suspended: what they hold is older than their clocks say, until
+    they have compared them."""
+    rate = Rate(HERE, requests, burst_ns=burst_ms * MS, **SMALL)
+    world = World(rate, seed=seed, delay_ns=delay_ms * MS, workers=len(users), drift_ppm=90)
+    for host, count in zip(world.hosts, users, strict=True):
+        world.add_users(host, count, 0, (1, 1))
+    for who, tenths, length_ms, given_up in suspended:
+        world.run(tenths * 100 * MS)
+        host = world.hosts[who % len(world.hosts)]
+        world.suspend(host)
+        if given_up:
+            world.treasury.lose(host.name)
+        world.run(length_ms * MS)
+        world.resume(host)
+        if given_up:
+            world.treasury.found(host.name)
+    world.run(8 * SECOND)
+    world.close()
+    world.check()
+
+
+def test_a_clock_that_drifts_for_half_an_hour_keeps_to_the_limit() -> None:
+    """By 90 ppm, which is 162 ms: more than all of the guard. Each window's amount goes at once as soon as it may."""
+    world = World(Rate(HERE, 10, burst_ns=6 * SECOND, **SMALL), seed=1, delay_ns=MS, workers=2, drift_ppm=90)
+    for host, ppm in zip(world.hosts, (-90, 90), strict=True):
+        host.clock._ppm = ppm
+        world.add_users(host, 5, 0, (1, 1))
+    world.run(30 * MINUTE_NS)
+    world.close()
+    world.check()
+    assert len(world.log) >= 0.9 * 10 * 300
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -512,11 +645,20 @@ def test_a_permit_costs_the_master_little() -> None:
 
 
 class Now:
-    def __init__(self) -> None:
-        self.ns = NOW
+    """A worker's clock that is moved by hand. The master's is 7 ns ahead, or up to `doubt_ns` more."""
 
-    def __call__(self) -> int:
+    def __init__(self) -> None:
+        self.ns, self.doubt_ns = NOW, 0
+        self.known, self.compared_ns = True, 1 << 62
+
+    def now(self) -> int:
         return self.ns
+
+    def reading(self) -> Reading | None:
+        return Reading(7, self.doubt_ns) if self.known else None
+
+    def at_latest(self, at_ns: int) -> int | None:
+        return at_ns + 7 + self.doubt_ns if at_ns <= self.compared_ns else None
 
 
 @pytest.fixture
@@ -525,7 +667,8 @@ def now() -> Now:
 
 
 def gate(now: Now, *, doubt_ns: int = 0, tokens: int | None = None) -> Turnstile:
-    return Turnstile(Rate(HERE, 60, tokens), WorkerClock(offset_ns=7, doubt_ns=doubt_ns, now=now), Event())
+    now.doubt_ns = doubt_ns
+    return Turnstile(Rate(HERE, 60, tokens), now, Event())
 
 
 def permit(number: int, until_ns: int = NOW + SECOND, tokens: int = 0) -> Permit:
@@ -619,6 +762,44 @@ def test_when_a_long_answers_request_was_sent_is_told_before_it_ends(now: Now) -
         limiter.told("a", ask(seen=1, uses=(PermitUse(number=1, sent_ns=NOW, tokens=tokens),)), NOW + 1)
         assert limiter.used == (0, tokens)
     assert limiter.use().requests == 1
+
+
+def test_when_a_request_was_sent_is_told_once_the_clocks_were_compared_after_it(now: Now) -> None:
+    """A machine that was suspended does not know that its clock stood still."""
+    turnstile = gate(now, tokens=100)
+    turnstile.arrive((permit(1, tokens=80), permit(2, tokens=80)))
+    first, second = turnstile.take(80), turnstile.take(80)
+    assert first is not None and second is not None
+    waits = gevent.spawn(turnstile.wait, 80)
+    gevent.sleep(0)
+    turnstile.tell()
+    now.compared_ns = NOW + 3
+    turnstile._asking.clear()
+    turnstile.used(first, turn_of(NOW + 5, 10), 0)
+    turnstile.used(second, turn_of(NOW + 6, 10), 0)
+    assert not turnstile._asking.is_set(), "there is nothing to tell yet"
+    told = turnstile.tell()
+    assert told is not None and told.uses == ()
+    now.compared_ns = NOW + 5
+    turnstile.compared()
+    assert turnstile._asking.is_set(), "others wait for the tokens that it did not use"
+    told = turnstile.tell()
+    assert told is not None and told.uses == (PermitUse(number=1, sent_ns=NOW + 12, tokens=10),)
+    now.compared_ns = NOW + 6
+    told = turnstile.tell()
+    assert told is not None and told.uses == (PermitUse(number=2, sent_ns=NOW + 13, tokens=10),), "each once"
+    waits.kill()
+
+
+def test_a_permit_is_none_while_the_masters_clock_is_not_known(now: Now) -> None:
+    turnstile = gate(now)
+    turnstile.arrive((permit(1), permit(2)))
+    kept = turnstile.take(5)
+    assert kept is not None
+    now.known = False
+    assert turnstile.take_kept(kept, 5) is None and turnstile.take(5) is None
+    told = turnstile.tell()
+    assert told is not None and {use.number for use in told.uses} == {1, 2}, "both go back"
 
 
 def test_waiting_is_told_and_how_long_it_took(now: Now) -> None:

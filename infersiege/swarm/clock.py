@@ -1,8 +1,9 @@
 """How far the master's clock is from a worker's: measured at the start, watched during the run, looked at in the end.
 
-Only monotonic clocks are compared, and a run keeps the offset of its start, so that no step of a wall clock (NTP, an
-operator) moves an instant. The way is NTP's: of several exchanges the quickest one knows best, by half of its round
-trip, and what it knew fades as oscillators run apart.
+Only monotonic clocks are compared, and the records of a run keep the offset of its start, so that no step of a wall
+clock (NTP, an operator) moves an instant. What may be done, and until when (leases, permits), goes by the offset of the
+moment: the clock of a machine that was suspended has another one since. The way is NTP's: of several exchanges the
+quickest one knows best, by half of its round trip, and what it knew fades as oscillators run apart.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import gevent
 
@@ -40,6 +41,10 @@ class Reading(NamedTuple):
     uncertainty_ns: int
 
 
+SAME: Final = Reading(0, 0)
+"""Of a worker whose clock is the master's own."""
+
+
 class _Exchange(NamedTuple):
     offset_ns: int
     half_ns: int
@@ -58,6 +63,8 @@ class ClockEstimate:
     answers: int = 0
     """In all."""
     _kept: list[_Exchange] = field(default_factory=list)
+    _last: tuple[int, int] | None = None
+    """Of the last exchange: when the worker asked, and the master's answer."""
 
     def add(self, ping: ClockPing, received_ns: int) -> None:
         """An answer of the master. One that can't be (it came before it was asked for) is none."""
@@ -74,6 +81,18 @@ class ClockEstimate:
             and abs(old.offset_ns - new.offset_ns) <= old.doubt_ns(received_ns) + half_ns
         ]
         self._kept.append(new)
+        self._last = ping.sent_ns, ping.master_ns
+
+    def at_latest(self, at_ns: int) -> int | None:
+        """A past instant of the worker's clock on the master's, at the latest; None: nothing was asked since then.
+
+        That holds whatever the worker's clock did, as long as it did not run too fast: if it stood still, it did so
+        before the instant, which then the answer knows of, or between it and the question, and then it was earlier.
+        """
+        if self._last is None or at_ns >= self._last[0]:
+            return None
+        sent_ns, master_ns = self._last
+        return master_ns - (sent_ns - at_ns)
 
     def reading(self, now_ns: int) -> Reading | None:
         """What is known at this instant of the worker's clock; None: nothing yet, or all of it is too old."""
@@ -93,7 +112,7 @@ def applied(measured: Reading | None, *, same_boot: bool) -> Reading | None:
     if not same_boot:
         return measured
     if measured is None or abs(measured.offset_ns) <= measured.uncertainty_ns:
-        return Reading(0, 0)
+        return SAME
     return measured
 
 
@@ -106,8 +125,10 @@ class ClockExchange:
         self._estimate = ClockEstimate()
         self._same_boot = False
         self.offset_ns = self.uncertainty_ns = 0
-        """Of the start: instants keep it."""
-        messages.on(runner, ClockPing, lambda _, ping: self._estimate.add(ping, time.monotonic_ns()))
+        """Of the start: the instants of records keep it."""
+        self.on_compared: list[Callable[[], None]] = []
+        """Called after each exchange; must not yield."""
+        messages.on(runner, ClockPing, self._on_answer)
 
     def ping(self) -> None:
         """Also a sign of life."""
@@ -126,11 +147,24 @@ class ClockExchange:
         """What is known now, from the exchanges of the last minute; None: the master has not answered for so long."""
         return applied(self._estimate.reading(time.monotonic_ns()), same_boot=self._same_boot)
 
+    def now(self) -> int:
+        """This worker's monotonic clock."""
+        return time.monotonic_ns()
+
+    def at_latest(self, at_ns: int) -> int | None:
+        """As of `ClockEstimate`; the instant itself, where it is the master's own clock."""
+        return at_ns if self._same_boot and self.reading() == SAME else self._estimate.at_latest(at_ns)
+
     def measured_again(self) -> int:
         """The offset now, for the drift; that of the start where the master answers no more."""
         self._exchange()
         found = self.reading()
         return self.offset_ns if found is None else found.offset_ns
+
+    def _on_answer(self, _: str, ping: ClockPing) -> None:
+        self._estimate.add(ping, time.monotonic_ns())
+        for tell in self.on_compared:
+            tell()
 
     def _exchange(self) -> None:
         for _ in range(CLOCK_PINGS):

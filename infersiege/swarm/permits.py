@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gevent.event import Event
 
 from infersiege.cost import BYTES_PER_TOKEN, billed_tokens, is_billed
 from infersiege.records import Permit, PermitUse, RateAsk, TokensFrom, TurnRecord
+from infersiege.swarm.clock import SAME, Reading
 from infersiege.swarm.ratelimit import Rate
 from infersiege.traces.play.conversation import PreparedTurn
 from infersiege.wire.exchange import Request
@@ -41,23 +42,31 @@ def too_large(rate: Rate, tokens: int) -> str:
     )
 
 
-@dataclass(slots=True)
-class WorkerClock:
-    """This worker's monotonic clock against the master's."""
+class WorkerClock(Protocol):
+    """This worker's monotonic clock, and what is known of the master's at the moment (swarm.clock.ClockExchange)."""
 
-    offset_ns: int = 0
-    """Master's minus ours."""
-    doubt_ns: int = 0
-    """How far off the offset may be."""
-    now: Callable[[], int] = time.monotonic_ns
+    def now(self) -> int: ...
 
-    def surely_before(self, until_ns: int) -> bool:
-        """Whether an instant of the master's clock has not come, at the worst."""
-        return self.now() + self.offset_ns + self.doubt_ns < until_ns
+    def reading(self) -> Reading | None:
+        """Master's clock minus ours; None: it is not known any more."""
+        ...
 
-    def masters(self, at_ns: int) -> int:
-        """An instant of ours on the master's clock, at the latest."""
-        return at_ns + self.offset_ns + self.doubt_ns
+    def at_latest(self, at_ns: int) -> int | None:
+        """A past instant of ours on the master's, at the latest; None: that is not known yet."""
+        ...
+
+
+class OneClock:
+    """Of a worker whose clock is the master's own."""
+
+    def now(self) -> int:
+        return time.monotonic_ns()
+
+    def reading(self) -> Reading | None:
+        return SAME
+
+    def at_latest(self, at_ns: int) -> int | None:
+        return at_ns
 
 
 class Sending(Protocol):
@@ -89,8 +98,22 @@ class _Waiter:
     woken: Any = field(default_factory=Event)
 
 
+class _Sent(NamedTuple):
+    """What became of a permit, on our clock: not told before it is known what that is on the master's."""
+
+    number: int
+    at_ns: int
+    requests: int
+    tokens: int
+
+
 class Turnstile:
-    """One channel's permits on this worker. Nothing here yields but `wait`."""
+    """One channel's permits on this worker. Nothing here yields but `wait`.
+
+    When a request was sent is told only once the clocks were compared after it. A machine that was suspended does not
+    know that its clock stood still until then, and would tell an instant that is too early by so much: its place in the
+    master's log would be free before the server's minute is over.
+    """
 
     def __init__(self, rate: Rate, clock: WorkerClock, asking: Any) -> None:
         """`asking`: the event to set when the master is to be told now."""
@@ -103,7 +126,10 @@ class Turnstile:
         self._told = 0
         """Of those that wait, how many the master knows."""
         self._seen = 0
-        self._uses: list[PermitUse] = []
+        self._unused: list[PermitUse] = []
+        """Permits that go back."""
+        self._sent: list[_Sent] = []
+        """Not told yet, in the order in which it became known."""
         self._under_way: dict[int, tuple[Permit, Sending]] = {}
         """Requests of which the master does not know yet that they were sent, by number of the permit."""
         self._takes: deque[int] = deque()
@@ -131,7 +157,7 @@ class Turnstile:
     def take_kept(self, leave: Leave, tokens: int) -> Leave | None:
         """The same with what `wait` gave."""
         permit = leave.permit
-        if permit is None or permit.tokens < self._need(tokens) or not self._clock.surely_before(permit.until_ns):
+        if permit is None or permit.tokens < self._need(tokens) or not self._is_valid(permit):
             self.give_back(leave)
             return self.take(tokens)
         return self._use(permit, tokens)
@@ -195,31 +221,32 @@ class Turnstile:
         if at_ns is None and requests > 0:
             at_ns = turn.closed_ns
         if at_ns is None:
-            self._uses.append(PermitUse(number=permit.number, sent_ns=None))
+            self._unused.append(PermitUse(number=permit.number, sent_ns=None))
             return
         known = turn.tokens_from is TokensFrom.USAGE or not is_billed(turn)
         tokens = billed_tokens(turn) if known else max(billed_tokens(turn), permit.tokens)
-        self._uses.append(
-            PermitUse(
-                number=permit.number,
-                sent_ns=self._clock.masters(at_ns - epoch_offset_ns),
-                requests=max(1, requests),
-                tokens=tokens if self.rate.tokens is not None else 0,
-            )
-        )
-        if self.rate.tokens is not None and self._waiting:
-            self._asking.set()  # It may have asked for more than came of it: others can go.
+        counted = tokens if self.rate.tokens is not None else 0
+        self._sent.append(_Sent(permit.number, at_ns - epoch_offset_ns, max(1, requests), counted))
+        self.compared()
+
+    def compared(self) -> None:
+        """The clocks were compared, or there is something to tell: a request may have asked for more tokens than came
+        of it, and others can go."""
+        if self.rate.tokens is not None and self._waiting and any(True for _ in self._known()):
+            self._asking.set()
 
     def tell(self) -> RateAsk | None:
         """For the master; None: nothing new."""
         self._return_expired()
         self._note_sent()
         ahead = self._wanted_ahead()
-        if not (self._changed or self._waiting or self._uses or ahead):
+        uses = (*self._unused, *self._known())
+        if not (self._changed or self._waiting or uses or ahead):
             return None
         waiting = tuple(waiter.tokens for waiter, _ in zip(self._waiting, range(MOST_TOLD), strict=False))
         self._told = len(waiting)
-        uses, self._uses = tuple(self._uses), []
+        del self._sent[: len(uses) - len(self._unused)]
+        self._unused.clear()
         self._changed = False
         return RateAsk(
             seen=self._seen,
@@ -277,18 +304,30 @@ class Turnstile:
             waiter.woken.set()
 
     def _return_expired(self) -> None:
-        for permit in [one for one in self._stock if not self._clock.surely_before(one.until_ns)]:
+        for permit in [one for one in self._stock if not self._is_valid(one)]:
             self._stock.remove(permit)
-            self._uses.append(PermitUse(number=permit.number, sent_ns=None))
+            self._unused.append(PermitUse(number=permit.number, sent_ns=None))
 
     def _note_sent(self) -> None:
         """An answer may take longer than a minute: when its request was sent is told before it ends."""
         for permit, exchange in list(self._under_way.values()):
             at_ns = exchange.sent_end_ns
             if at_ns is not None:
-                use = PermitUse(number=permit.number, sent_ns=self._clock.masters(at_ns), tokens=permit.tokens)
-                self._uses.append(use)
+                self._sent.append(_Sent(permit.number, at_ns, 1, permit.tokens))
                 del self._under_way[permit.number]
+
+    def _is_valid(self, permit: Permit) -> bool:
+        """Whether its end has not come, at the worst."""
+        known = self._clock.reading()
+        return known is not None and self._clock.now() + known.offset_ns + known.uncertainty_ns < permit.until_ns
+
+    def _known(self) -> Iterator[PermitUse]:
+        """The first ones of what was sent, as far as it is known when that was."""
+        for one in self._sent:
+            sent_ns = self._clock.at_latest(one.at_ns)
+            if sent_ns is None:
+                return
+            yield PermitUse(number=one.number, sent_ns=sent_ns, requests=one.requests, tokens=one.tokens)
 
     def _note(self, waited_ns: int) -> None:
         if waited_ns > HELD_NS:

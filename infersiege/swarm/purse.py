@@ -10,7 +10,7 @@ from gevent.event import Event
 from infersiege.cost import billed_tokens
 from infersiege.records import Grant, Spending, TurnRecord
 from infersiege.swarm.budget import COST, REQUESTS, TOKENS, UNITS_PER_MONEY, Limit
-from infersiege.swarm.permits import Leave, Turnstile, WorkerClock
+from infersiege.swarm.permits import Leave, OneClock, Turnstile, WorkerClock
 from infersiege.swarm.ratelimit import Rate
 
 
@@ -52,9 +52,8 @@ class Purse:
         self.asking: Any = Event()
         """Set when the master is to be told now."""
         self._changed = False
-        self.clock = clock or WorkerClock()
         self._epoch_offset_ns = epoch_offset_ns
-        self._turnstiles = {rate.channel: Turnstile(rate, self.clock, self.asking) for rate in rates}
+        self._turnstiles = {rate.channel: Turnstile(rate, clock or OneClock(), self.asking) for rate in rates}
 
     def never(self, channel: str, tokens: int) -> Rate | None:
         """The rate limit by which a request can never be sent, since it alone asks for more tokens; None: it can."""
@@ -120,6 +119,11 @@ class Purse:
         # A new event for those who will wait from now on: clearing the old one could lose the wake of others.
         more, self._more = self._more, Event()
         more.set()
+
+    def compared(self) -> None:
+        """This worker's clock was compared with the master's: more may be known of what was sent."""
+        for turnstile in self._turnstiles.values():
+            turnstile.compared()
 
     def grant(self, grant: Grant) -> None:
         """The master's answer. Totals only grow, so an older message changes nothing."""

@@ -33,9 +33,9 @@ from infersiege.schedule import Ticket
 from infersiege.swarm.branches import PreparedSession
 from infersiege.swarm.budget import limits_of
 from infersiege.swarm.claims import Claims
+from infersiege.swarm.clock import ClockExchange
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.ledger import Ledger, opened_lines
-from infersiege.swarm.permits import WorkerClock
 from infersiege.swarm.player import SessionPlayer
 from infersiege.swarm.purse import Purse
 from infersiege.swarm.ratelimit import rates_of
@@ -67,9 +67,11 @@ class WorkerShare:
         spool: Spool,
         control: RunControl,
         offset_ns: int,
+        clock: ClockExchange | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Raises what a trace, a key or an address raises."""
+        """`offset_ns`: what makes records' instants of our clock's. `clock`: how far ours is from the master's at the
+        moment; None: they are one. Raises what a trace, a key or an address raises."""
         self.plan = plan
         self.offset_ns = offset_ns
         # All workers walk the same sequences; which tickets are whose the master's table says.
@@ -99,8 +101,9 @@ class WorkerShare:
         self._since_last: list[TurnRecord] = []
         self.ledger.listeners.append(self._since_last.append)
         self.turns = TurnPlayer(self.ledger, offset_ns=offset_ns)
-        clock = WorkerClock(offset_ns=offset_ns - assignment.offset_ns)
         self.purse = Purse(limits_of(plan), rates_of(plan), clock=clock, epoch_offset_ns=offset_ns)
+        if clock is not None:
+            clock.on_compared.append(self.purse.compared)
         control.on_close.append(self.purse.wake)
         self._player = SessionPlayer(self.turns, control, offset_ns=offset_ns, seed=plan.run.seed, purse=self.purse)
         self._routes = Routes(plan, environ, place=assignment.place, members=assignment.members)
@@ -129,11 +132,6 @@ class WorkerShare:
             stream.stopped = True
         self.control.changed()
         self.stopped.set()
-
-    @property
-    def first_unscored(self) -> str | None:
-        """Of the answers that could not be checked, the first; None: there was none."""
-        return self._player.checker.first_unscored
 
     @property
     def first_unscored(self) -> str | None:

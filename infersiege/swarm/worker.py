@@ -171,11 +171,10 @@ class Worker:
         self._spool.describe(info, assignment.plan)
         with self._luggage.opened(assignment.files) as places:
             here = with_places(plan, places)
-            share = WorkerShare(assignment, here, self.name, self._spool, self._control, offset_ns)
+            share = WorkerShare(assignment, here, self.name, self._spool, self._control, offset_ns, self._clock)
         trace_hashes = {as_planned(key, places): digest for key, digest in share.source.trace_hashes().items()}
         must_be_the_masters(trace_hashes, assignment.trace_hashes, platform.node())
         self.share = self._environment.share = share
-        share.purse.clock.doubt_ns = doubt
         self._orders.follow(share, self._clock)
         self._environment.prepared.set()
         freeze_garbage()
