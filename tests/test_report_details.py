@@ -18,10 +18,17 @@ from infersiege.metrics.definitions import METRICS
 from infersiege.records import ClientHealth, EventRow, Outcome, Phase, TurnRecord
 from infersiege.report.charts import Series
 from infersiege.report.collect import collect
-from infersiege.report.details import EXAMPLES, RANKED, SHORTEST, SLOWEST, Details, details_of, length_bounds
+from infersiege.report.details import EXAMPLES, RANKED, SHORTEST, SLOWEST, Details, length_bounds
 from infersiege.report.health_charts import WORKERS_AT_MOST, HealthSeries
 from infersiege.report.slow_html import PHASES, WIDTH, slowest_html, spans_ms, timeline
 from infersiege.report.words import ENGLISH
+
+
+def details_of(turns: list[TurnRecord]) -> Details:
+    made = Details()
+    for batch in batches(turns):
+        made.add_batch(batch)
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,7 @@ def against(
     else:
         results = _changes(rules, candidate, baseline)
     head = _comparable(candidate, baseline, reasons, [one for one in found if one.passes])
+    head = msgspec.structs.replace(head, notes=notes)
     return Compared(rules=(head, *results), reasons=reasons, notes=notes)
 
 

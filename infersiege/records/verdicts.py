@@ -47,6 +47,8 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     change_high: float | None = None
     p: float | None = None
     """Chance that runs of the same thing look as bad, corrected for all rules of the gate."""
+    notes: tuple[str, ...] = ()
+    """Of the rule that says whether runs may be compared: what must be read with the comparison."""
 
 
 class StoppedEarly(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,13 +13,14 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from infersiege.metrics.batch import Batch, Mask, batches, known
+from infersiege.metrics.batch import Batch, Mask, known
 from infersiege.metrics.client import ClientWatch
 from infersiege.metrics.columns import in_whole_ns, values_of
 from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.histogram import Histogram
 from infersiege.metrics.parts import parts
-from infersiege.records import ClientHealth, Outcome, TurnRecord
+from infersiege.quality.collapse import COLLAPSE_FLAGS
+from infersiege.records import ClientHealth, Outcome, Phase, TurnRecord
 from infersiege.redact import scrub
 from infersiege.report.numbers import SECOND_NS
 
@@ -55,7 +56,7 @@ class SlowTurn(NamedTuple):
 
 
 class ErrorExample(NamedTuple):
-    """One failed turn of a class, redacted."""
+    """One failed turn of a class, redacted; or one whose answer was none any more, and how it ended."""
 
     detail: str
     at_ns: int
@@ -103,6 +104,8 @@ class Details(msgspec.Struct, kw_only=True):
     """The same seconds and turns, as the client measured it."""
     examples: dict[str, list[ErrorExample]] = {}
     """error_class -> its first turns with different details, all phases."""
+    collapsed: dict[str, list[ErrorExample]] = {}
+    """Flag of COLLAPSE_FLAGS -> the first turns of phase steady that have it."""
     health: dict[str, dict[int, HealthSecond]] = {}
     """worker -> Unix second -> its own row of telemetry/clients.jsonl."""
     clients: ClientWatch | None = None
@@ -129,16 +132,11 @@ class Details(msgspec.Struct, kw_only=True):
         _server(self, batch)
         for place in batch.places(batch.where(lambda kind: kind.outcome is Outcome.FAILED)):
             _example(self, batch.turns[place])
+        for turn in batch.turns:
+            if turn.flags:
+                _collapsed(self, turn)
         for metric in RANKED:
             _keep_slowest(self._heaps.setdefault(metric, []), batch, shown, metric)
-
-
-def details_of(turns: Iterable[TurnRecord]) -> Details:
-    """All turns in one go."""
-    made = Details()
-    for batch in batches(turns):
-        made.add_batch(batch)
-    return made
 
 
 def length_bounds(place: int) -> tuple[int, int]:
@@ -195,6 +193,17 @@ def _example(made: Details, turn: TurnRecord) -> None:
     at_ns = next((at for at in (turn.closed_ns, turn.attempt_ns) if at is not None), turn.due_ns)
     where = (turn.request_id, turn.channel, turn.replica, turn.http_status, turn.scenario, turn.turn)
     found.append(ErrorExample(detail, at_ns, *where))
+
+
+def _collapsed(made: Details, turn: TurnRecord) -> None:
+    if turn.phase is not Phase.STEADY or turn.outcome is not Outcome.OK:
+        return
+    for flag in turn.flags:
+        if flag in COLLAPSE_FLAGS and len(found := made.collapsed.setdefault(flag, [])) < EXAMPLES:
+            said = "tokens unknown" if turn.output_tokens is None else f"{turn.output_tokens:,} tokens"
+            at_ns = turn.due_ns if turn.closed_ns is None else turn.closed_ns
+            where = (turn.request_id, turn.channel, turn.replica, turn.http_status, turn.scenario, turn.turn)
+            found.append(ErrorExample(f"{said}, {turn.finish_reason or 'no finish reason'}", at_ns, *where))
 
 
 def _keep_slowest(heap: list[SlowTurn], batch: Batch, shown: Mask, metric: str) -> None:

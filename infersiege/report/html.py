@@ -12,6 +12,7 @@ import plotly.offline
 
 from infersiege.records import EventRow, Summary, WindowRow
 from infersiege.report.account_html import account_html, events_html
+from infersiege.report.baseline_html import baseline_charts, baseline_html
 from infersiege.report.breakdown import by_length, by_turn_chart, by_turn_table, server_chart, server_table
 from infersiege.report.charts import Chart, Series
 from infersiege.report.collect import Collected
@@ -52,11 +53,12 @@ class _Charts:
     health: list[Chart]
     hardware: list[Chart]
     quality: list[Chart]
+    baseline: list[Chart]
 
     def all(self) -> list[Chart]:
         return [
             *self.load, *self.shapes, *self.latency, *self.breakdown, *self.errors, *self.health, *self.hardware,
-            *self.quality,
+            *self.quality, *self.baseline,
         ]  # fmt: skip
 
 
@@ -106,6 +108,7 @@ def _charts(
         health=[*own, *HealthSeries(details, axis, events).charts()],
         hardware=WatchedSeries(watched, axis).charts() if watched else [],
         quality=quality_charts(summary, say),
+        baseline=baseline_charts(summary, say),
     )
 
 
@@ -122,7 +125,8 @@ def _sections(
     """In the order in which people ask: what came out, for whom, why, and whether to believe it."""
     nothing = f'<p class="soft">{text(say("Nothing was measured."))}</p>'
     breakdown = (by_turn_table(collected, say), length_table)
-    answers = quality_html(summary, charts.quality, say)
+    answers = quality_html(summary, charts.quality, details, say)
+    against = baseline_html(summary, charts.baseline, say)
     by = (grid(charts.breakdown) if charts.breakdown else "", *breakdown)
     return [
         ("figures", say("Figures"), cards(summary.groups[0], say) if summary.groups else nothing),
@@ -136,6 +140,7 @@ def _sections(
             group_notes(summary, say),
         ),
         ("rules", say("Rules"), rules_html(summary, say)),
+        *([("baseline", say("Against the baseline"), *against)] if against else []),
         ("load", say("Load"), grid(charts.load)),
         *_hardware(summary, plan, charts.hardware, say),
         ("latency", say("Latency"), grid([*charts.shapes, *charts.latency]), server_table(summary, say)),

@@ -1,4 +1,5 @@
-"""How good the answers were: pass share of checked prompts, which checks failed, and answers that collapsed."""
+"""How good the answers were: pass share of checked prompts, which checks failed, which could not be carried out, and
+answers that collapsed."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from infersiege.records import AnswerHealth, QualityShare, Summary
+from infersiege.records import AnswerHealth, QualityShare, Summary, Unscored
+from infersiege.redact import scrub
 from infersiege.report.charts import PALETTE, Chart, layout_of, legend_name
-from infersiege.report.markup import grid, table, text
-from infersiege.report.numbers import count, printable, share
+from infersiege.report.details import Details, ErrorExample
+from infersiege.report.fitting import plain_table
+from infersiege.report.markup import english, grid, table, text
+from infersiege.report.numbers import SECOND_NS, count, number, printable, share
 from infersiege.report.words import ENGLISH, Words
 
 FAILED_SHOWN = 20
@@ -23,21 +27,30 @@ def quality_charts(summary: Summary, say: Words = ENGLISH) -> list[Chart]:
     return [_chart(summary.quality, say)] if summary.quality else []
 
 
-def quality_html(summary: Summary, charts: Sequence[Chart], say: Words = ENGLISH) -> tuple[str, ...]:
+def quality_html(summary: Summary, charts: Sequence[Chart], details: Details, say: Words = ENGLISH) -> tuple[str, ...]:
     """The parts of the section; none where no answer was checked and none looked broken."""
     parts = []
+    if summary.unscored is not None:
+        parts.append(_unscored(summary.unscored, summary.quality[0].n if summary.quality else 0, say))
     if summary.quality:
         parts += [grid(charts), _shares(summary.quality, say), _failed(summary.quality[0], say)]
     if summary.answers:
-        parts.append(_health(summary.answers, say))
+        parts += [_health(summary.answers, say), _examples(details, summary.started_ns, say)]
     return tuple(part for part in parts if part)
 
 
 def quality_tables(summary: Summary) -> list[Table]:
     """For a terminal: one of pass shares, one of answers that collapsed, as far as there are any."""
     found = []
+    if summary.unscored is not None:
+        broken = plain_table("Answers that could not be checked")
+        broken.add_column("prompt")
+        broken.add_column("answers", justify="right")
+        for name, n in list(summary.unscored.prompts.items())[:FAILED_SHOWN]:
+            broken.add_row(printable(name), count(n))
+        found.append(broken)
     if summary.quality:
-        shares = Table(title="Checked answers", title_justify="left", title_style="bold")
+        shares = plain_table("Checked answers")
         shares.add_column("")
         for title in ("n", "passed", "95 % range"):
             shares.add_column(title, justify="right")
@@ -45,12 +58,12 @@ def quality_tables(summary: Summary) -> list[Table]:
             shares.add_row(printable(where_of(one)), count(one.n), share(one.share), _range(one))
         found.append(shares)
     if summary.answers:
-        health = Table(title="Answers that are none any more", title_justify="left", title_style="bold")
-        health.add_column("stage")
-        for title in ("ok", *_TITLES):
+        health = plain_table("Answers that are none any more")
+        health.add_column("stage", overflow="ellipsis", no_wrap=True)
+        for title in ("ok", "share", *_TITLES):
             health.add_column(title.lower(), justify="right")
-        for stage in summary.answers:
-            health.add_row(printable(stage.stage), count(stage.ok), *(count(n) for n in _counts(stage)))
+        for row in summary.answers:
+            health.add_row(printable(place_of(row)), count(row.ok), share(row.share), *(count(n) for n in _counts(row)))
         found.append(health)
     return found
 
@@ -58,6 +71,11 @@ def quality_tables(summary: Summary) -> list[Table]:
 def where_of(one: QualityShare) -> str:
     """`all`, or what it is cut by: `2: 8 users · local · arithmetic`."""
     return " · ".join(name for name in (one.stage, one.channel, one.set) if name is not None) or "all"
+
+
+def place_of(one: AnswerHealth) -> str:
+    """`main`, or one scenario of it: `main · chat`."""
+    return one.stage if one.scenario is None else f"{one.stage} · {one.scenario}"
 
 
 def _range(one: QualityShare) -> str:
@@ -129,6 +147,48 @@ def _failed(whole: QualityShare, say: Words) -> str:
 
 
 def _health(answers: Sequence[AnswerHealth], say: Words) -> str:
-    columns = [(say("Stage"), "", False), (say("Turns"), "ok", True), *((say(title), "", True) for title in _TITLES)]
-    rows = [[text(one.stage), count(one.ok), *(count(n) for n in _counts(one))] for one in answers]
+    columns = [(say("Stage · scenario"), "", False), (say("ok turns"), "", True), (say("Share"), "", True)]
+    columns += [(say(title), "", True) for title in _TITLES]
+    rows = [
+        [text(place_of(one)), count(one.ok), share(one.share), *(count(n) for n in _counts(one))] for one in answers
+    ]
     return table(say("Answers that are none any more, of all turns in the steady phase"), columns, rows)
+
+
+def _examples(details: Details, start_ns: int, say: Words) -> str:
+    """Ids by which they are found in turns.jsonl and in the server's log; the texts are kept nowhere."""
+    titles = dict(zip(_CASES, _TITLES, strict=True))
+    rows = [
+        _example(say(titles[flag]), one, start_ns, say) for flag in _CASES for one in details.collapsed.get(flag, ())
+    ]
+    if not rows:
+        return ""
+    columns = [("", "", False), (say("Ended"), say("s since start"), True), (say("Where"), "", False)]
+    columns += [("x-request-id", "", False), (say("How it ended"), "", False)]
+    return table(
+        say("Examples: the first turns of each kind; turns that were empty are among the errors"), columns, rows
+    )
+
+
+def _example(kind: str, one: ErrorExample, start_ns: int, say: Words) -> list[str]:
+    where = one.channel if one.replica is None else f"{one.channel} · {one.replica}"
+    turn = say("turn {n}", n=one.turn + 1)
+    return [
+        text(kind),
+        number((one.at_ns - start_ns) / SECOND_NS),
+        text(f"{where} · {one.scenario} {turn}"),
+        f"<code>{text(one.request_id)}</code>",
+        english(text(one.detail), say),
+    ]
+
+
+def _unscored(broken: Unscored, scored: int, say: Words) -> str:
+    of_all = {"n": count(broken.n), "all": count(broken.n + scored)}
+    said = say("{n} of {all} answers could not be checked, so this run has no pass share. The first of them:", **of_all)
+    rows = [[text(name), count(n)] for name, n in list(broken.prompts.items())[:FAILED_SHOWN]]
+    columns = [(say("Prompt"), "", False), (say("Answers"), "", True)]
+    return (
+        f'<div class="banner nodata"><strong>{text(said)}</strong>'
+        f"<p>{english(text(scrub(broken.first)), say)}</p></div>"
+        + table(say("Answers that could not be checked"), columns, rows)
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from infersiege.records import RuleResult, Summary, Verdict
-from infersiege.report.numbers import ABSENT, figure, share, span
+from infersiege.report.numbers import ABSENT, count, figure, share, span
 
 OUTCOMES: Mapping[Verdict, str] = {
     Verdict.FAIL: "failed",
@@ -51,6 +51,8 @@ def limit(rule: RuleResult) -> str:
 
 
 def value(rule: RuleResult) -> str:
+    if rule.unit == "count" and rule.value is not None and rule.value.is_integer():
+        return count(int(rule.value))
     return figure(rule.value, _unit(rule))
 
 
