@@ -14,6 +14,7 @@ import click
 from infersiege.cli.address import MASTER_PORT, address_of
 from infersiege.errors import ExitCode, UsageError
 from infersiege.plan.values import parse_duration
+from infersiege.swarm.exposure import check_secret
 from infersiege.swarm.secret import SECRET_VARIABLE
 
 _PAUSE_S = 2.0
@@ -39,6 +40,9 @@ def worker(master: str, name: str | None, wait: str, forever: bool) -> None:
 
     The master's secret comes from the environment variable INFERSIEGE_SECRET. The plan and its files come from the
     master; API keys do not: they are set on this host.
+
+    Ctrl-C and SIGTERM: a worker in a run lets its open turns end for up to 3 s, hands its records over and leaves;
+    again: it cuts them.
     """
     host, port = address_of("--master", master, default_port=MASTER_PORT)
     try:
@@ -51,6 +55,7 @@ def worker(master: str, name: str | None, wait: str, forever: bool) -> None:
             f"the environment variable {SECRET_VARIABLE} is not set",
             hint=f"set it to what the master has: {SECRET_VARIABLE}=… infersiege run …",
         )
+    check_secret(host, port, secret, option="--master")
     if forever:
         sys.exit(_serve(master, name, wait))
     from infersiege.swarm.patching import patch
@@ -77,10 +82,10 @@ def _serve(master: str, name: str | None, wait: str) -> int:
             child.terminate()
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, end)
     while True:
-        # A session of its own: Ctrl-C comes from here, as SIGTERM, which a worker in a run understands.
+        # A session of its own: one Ctrl-C reaches it once, from here.
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         children[:] = [child]
         if ended:
@@ -88,11 +93,18 @@ def _serve(master: str, name: str | None, wait: str) -> int:
         code = child.wait()
         children.clear()
         if ended:
-            return 128 + ended[0]
+            return _ended(ended[0], told=code >= 0)
         if code in _MINE_TO_MEND:
             return code
         until = time.monotonic() + _PAUSE_S
         while time.monotonic() < until and not ended:
             time.sleep(0.1)
         if ended:
-            return 128 + ended[0]
+            return _ended(ended[0], told=False)
+
+
+def _ended(number: int, *, told: bool) -> int:
+    """Exit code of a signal. `told`: the worker was up, and has said what it does."""
+    if not told:
+        click.echo("interrupted: no more runs are waited for", err=True)
+    return 128 + number

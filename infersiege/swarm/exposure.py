@@ -37,16 +37,16 @@ def is_weak(secret: str, shortest: int) -> bool:
     return len(secret) < shortest or len(set(secret)) < FEWEST_DIFFERENT
 
 
-def check_secret(host: str, port: int, secret: str) -> None:
+def check_secret(host: str, port: int, secret: str, *, option: str = "--bind") -> None:
     """Raises UsageError where the master's port can be reached from elsewhere and its secret be guessed.
 
-    `secret` empty: a random one is made.
+    `secret` empty: a random one is made. `option`: of the command line, which names the port.
     """
     if secret and is_weak(secret, SHORTEST_SECRET) and is_public(host):
         raise UsageError(
-            f"--bind {host}:{port}: other hosts can reach this address, and {SECRET_VARIABLE} can be guessed "
+            f"{option} {host}:{port}: other hosts can reach this address, and {SECRET_VARIABLE} can be guessed "
             f"(it needs {SHORTEST_SECRET} characters, {FEWEST_DIFFERENT} of them different)",
-            hint=f"export {SECRET_VARIABLE}={_MAKE_ONE}, here and on the workers' hosts",
+            hint=f"export {SECRET_VARIABLE}={_MAKE_ONE}, the same for the master and on all hosts of workers",
         )
 
 

@@ -5,10 +5,10 @@ Messages: hello → assignment → ready → go; then lease, clock and reports; 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
-import signal
 import socket
 import sys
 import time
@@ -23,7 +23,6 @@ from infersiege.plan.load import plan_from_json, plan_hash
 from infersiege.records import (
     Ack,
     Assignment,
-    Bye,
     Drain,
     Go,
     Grant,
@@ -31,7 +30,6 @@ from infersiege.records import (
     Ready,
     Reason,
     Refusal,
-    Report,
 )
 from infersiege.swarm import messages
 from infersiege.swarm.clock import ClockExchange
@@ -39,11 +37,13 @@ from infersiege.swarm.control import RunControl
 from infersiege.swarm.engine import SiegeEnvironment
 from infersiege.swarm.health import HealthMonitor, freeze_garbage, raise_descriptor_limit
 from infersiege.swarm.joining import joined, watch_master
+from infersiege.swarm.leaving import EARLY, LEAVE_DRAIN_NS, LeaveError, Leaving, leaving_line
 from infersiege.swarm.luggage import Luggage, as_planned, must_be_the_masters, with_places
 from infersiege.swarm.orders import Orders
 from infersiege.swarm.session_users import Director, SessionUser
 from infersiege.swarm.share import WorkerShare
 from infersiege.swarm.spool import Spool, SpoolInfo, spool_path
+from infersiege.swarm.telling import early_farewell, farewell_of, report_of
 from infersiege.swarm.versions import boot_id, versions
 
 log = logging.getLogger("infersiege.swarm.worker")
@@ -73,23 +73,31 @@ class Worker:
         self._failure: InfersiegeError | None = None
         self._exit_reason = "run over"
         self._runner: Any = None
+        self._leaving = Leaving()
         self._report_sequence = 0
         self._shipped_at_ns: dict[int, int] = {}
 
     # ----------------------------------------------------------------------------------------------------------- life
 
     def run(self) -> int:
-        """Blocks until the run is over. Returns an exit code; says what went wrong on stderr."""
+        """Blocks until the run is over, or a signal came. Returns an exit code; says what went wrong on stderr."""
         raise_descriptor_limit()
-        # The terminal's Ctrl-C is the master's business: it tells us when to end.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        gevent.signal_handler(signal.SIGTERM, self._on_terminate)
+        self._leaving.listen()
+        try:
+            code = self._live()
+        except LeaveError:
+            self._leave_early()
+            code = ExitCode.INTERRUPTED
+        return self._leaving.exit_code or code
+
+    def _live(self) -> int:
         try:
             self._connect()
         except InfersiegeError as error:
             return _told(error)
         try:
             self._set_up()
+            self._leaving.in_load = self._leave
             background = [
                 gevent.spawn(self._each, HEARTBEAT_S, self._beat),
                 gevent.spawn(self._each, REPORT_S, self._report),
@@ -99,6 +107,7 @@ class Worker:
             self._health.start()
             self._draining.wait()
             self._drain()
+            self._leaving.in_load = self._finished.set
             gevent.killall(background)
         except InfersiegeError as error:
             if error is not self._failure:  # else it is the master that refused us
@@ -108,7 +117,9 @@ class Worker:
             self._refuse(InternalError(f"{type(error).__name__}: {error}"))
         if self._failure is not None:
             return _told(self._failure)
-        if self._control.reason is not Reason.NO_LEASE:
+        if self._leaving.first is not None:
+            self._clock.measured_again()  # the master answers once it has heard our farewell; its end may be far
+        elif self._control.reason is not Reason.NO_LEASE:
             self._finished.wait(3.0)
         return ExitCode.PASS
 
@@ -163,16 +174,27 @@ class Worker:
                 f"{spool_directory.parent}: no place for the records that are on their way: {error.strerror}",
                 hint="the environment variable INFERSIEGE_SPOOL, or else TMPDIR, names a directory that can be written",
             ) from None
+        try:
+            self._prepare(assignment, self._spool)
+        except BaseException:
+            # It holds nothing, and nobody would ever ask for it.
+            with contextlib.suppress(OSError):
+                self._spool.close(remove=True)
+            self._spool = None
+            raise
+
+    def _prepare(self, assignment: Assignment, spool: Spool) -> None:
+        """Everything that can be done before the load."""
         self._clock.measure(assignment)
         offset_ns = assignment.offset_ns + self._clock.offset_ns
         plan = plan_from_json(assignment.plan)
         offset, doubt = self._clock.offset_ns, self._clock.uncertainty_ns
         info = SpoolInfo.of(assignment, plan, self.name, clock_offset_ns=offset, clock_uncertainty_ns=doubt)
-        self._spool.describe(info, assignment.plan)
-        with self._luggage.opened(assignment.files) as places:
+        spool.describe(info, assignment.plan)
+        with self._luggage.opened(assignment.files) as places, self._leaving.computing():
             here = with_places(plan, places)
-            share = WorkerShare(assignment, here, self.name, self._spool, self._control, offset_ns, self._clock)
-        trace_hashes = {as_planned(key, places): digest for key, digest in share.source.trace_hashes().items()}
+            share = WorkerShare(assignment, here, self.name, spool, self._control, offset_ns, self._clock)
+            trace_hashes = {as_planned(key, places): digest for key, digest in share.source.trace_hashes().items()}
         must_be_the_masters(trace_hashes, assignment.trace_hashes, platform.node())
         self.share = self._environment.share = share
         self._orders.follow(share, self._clock)
@@ -234,10 +256,25 @@ class Worker:
             self._assigned.set()
             self._draining.set()
 
-    def _on_terminate(self) -> None:
-        self._exit_reason = "SIGTERM"
-        self._control.close(Reason.INTERRUPTED, 0)
+    def _leave(self) -> None:
+        """A signal: the first one lets open turns end for a while, the next one cuts them."""
+        share, why = self.share, self._leaving.why
+        assert share is not None, "set-up is over"
+        again = self._exit_reason == why
+        drain_ns = 0 if again else min(LEAVE_DRAIN_NS, share.plan.load.drain_ns)
+        began, flying = self._control.go.is_set(), len(share.turns.in_flight)
+        if flying or not again:
+            _say(leaving_line(why, drain_ns, flying) if began else f"{EARLY} ({why})")
+        self._exit_reason = why
+        self._control.close(Reason.INTERRUPTED, drain_ns)
         self._draining.set()
+
+    def _leave_early(self) -> None:
+        """A signal came before there was anything to leave in order."""
+        _say(f"{EARLY} ({self._leaving.why})")
+        if self._runner is not None:
+            messages.send(self._runner, early_farewell(self.name, self._leaving.why))
+            self._clock.measured_again()  # what is answered was behind our farewell
 
     # ------------------------------------------------------------------------------------------------- what goes out
 
@@ -264,29 +301,8 @@ class Worker:
         if share is None:
             return
         self._report_sequence += 1
-        clock = self._clock.reading()
-        report = Report(
-            worker=self.name,
-            sequence=self._report_sequence,
-            windows=tuple(share.windows_since_last()),
-            health=self._health.sample(share.offset_ns),
-            open_turns=tuple(share.open_turns()),
-            sessions=share.ledger.open_sessions,
-            in_flight=len(share.turns.in_flight),
-            planned_turns=share.ledger.planned_turns,
-            closed_turns=share.ledger.closed_turns,
-            started_turns=share.ledger.started_turns,
-            chunks=share.turns.chunks,
-            changes=share.ledger.changes,
-            plays=share.ledger.plays,
-            stopped=share.why_stopped,
-            unscored=share.first_unscored,
-            finished=share.finished(),
-            clock_offset_ns=None if clock is None else clock.offset_ns,
-            clock_uncertainty_ns=None if clock is None else clock.uncertainty_ns,
-            epoch=share.in_play.number,
-            next_index=share.in_play.next_index,
-        )
+        clock, sequence = self._clock.reading(), self._report_sequence
+        report = report_of(share, self.name, self._health, clock, sequence=sequence)
         messages.send(self._runner, report)
         self._tell_spending(share)
         self._orders.tell_held()
@@ -338,22 +354,9 @@ class Worker:
         while not spool.empty() and time.monotonic_ns() < deadline_ns and not self._finished.is_set():
             self._ship()
             gevent.sleep(0.05)
-        clock_offset_ns = 0 if orphaned else self._clock.measured_again()
+        offset_ns, why = 0 if orphaned else self._clock.measured_again(), self._exit_reason
         self._report()
-        bye = Bye(
-            worker=self.name,
-            records=spool.rows_written,
-            planned_turns=share.ledger.planned_turns,
-            plays=dict(share.ledger.plays),
-            hub_lag_p99_ns=self._health.hub_lag_p99_ns,
-            cpu_share_max=self._health.cpu_share_max,
-            exit_reason=self._exit_reason,
-            spool_error=spool.disk_error,
-            fault=share.fault,
-            stopped=share.trouble,
-            clock_offset_ns=clock_offset_ns,
-            changes=share.ledger.changes,
-        )
+        bye = farewell_of(share, self.name, self._health, spool, clock_offset_ns=offset_ns, why=why)
         messages.send(self._runner, bye)
         left = spool.leave(bye, time.monotonic_ns() + share.offset_ns, orphaned=orphaned)
         if left is not None:
