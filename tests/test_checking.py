@@ -97,6 +97,6 @@ def test_the_first_answer_that_could_not_be_checked_is_one_event() -> None:
             planned_turns=0, closed_turns=0, unscored=said,
         )  # fmt: skip
         watch.look(report, lambda kind, detail, worker: noted.append((kind, detail, worker)))
-    ((kind, detail, worker),) = noted
-    assert (kind, worker) == ("check_broken", "w2")
+    ((kind, detail, teller),) = noted
+    assert (kind, teller) == ("check_broken", "w2")
     assert detail.startswith("an answer could not be checked: a/b: why") and "secret" not in detail

@@ -5,23 +5,34 @@ from __future__ import annotations
 import ast
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import metrics_turns as make
+import msgspec
 import pytest
+from baseline_runs import RELATIVE, side
 from click.testing import CliRunner
 from records_sample import plan, records, write_run
 from series_sample import engine_rows, gpu_rows
 from test_report import Page, check_page
 
 from infersiege.cli.report import report
+from infersiege.gate.built_in import BUILT_IN
+from infersiege.gate.relative import against, with_baseline
+from infersiege.metrics.batch import batches
 from infersiege.metrics.definitions import METRICS
-from infersiege.report import Rebuilt, delivered, judged, quality_html, read, words
+from infersiege.metrics.summary import summarise
+from infersiege.quality.collapse import COLLAPSE_FLAGS
+from infersiege.records import ErrorClass, Verdict
+from infersiege.report import Rebuilt, delivered, judged, latency, quality_html, read, words
+from infersiege.report.details import Details
 from infersiege.report.event_words import EVENT_WORDS
 from infersiege.report.glossary_zh import CHINESE_METRICS
 from infersiege.report.headline import VERDICTS
 from infersiege.report.html import render
 from infersiege.report.latency import DUE_TITLE
+from infersiege.report.rules_html import WORDS_AS_UNITS
 from infersiege.report.slow_html import PHASES
 from infersiege.report.stages import DASHBOARDS, ENGINE_FIGURES, GPU_FIGURES, unwatched
 from infersiege.report.tables import STOPPED
@@ -41,6 +52,11 @@ LIMITS = (
 TABLES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("EVENT_WORDS", tuple(EVENT_WORDS.values()), "what happens in a run"),
     ("VERDICTS", tuple(why for _, why in VERDICTS.values()), "why a verdict is what it is"),
+    ("verdicts", tuple(one.value.upper() for one in Verdict), "in the banner and in the table of rules"),
+    ("BUILT_IN", BUILT_IN, "rules that are always on"),
+    ("why", (*latency.WHY_MISSING.values(), latency.UNTOLD), "why there is no figure"),
+    ("units", tuple(dict.fromkeys(one.unit for one in METRICS.values())), "beside each metric"),
+    ("units of rules", WORDS_AS_UNITS, "units that are words"),
     ("PHASES", tuple(said for _, said in PHASES), "the timeline of a turn"),
     ("DASHBOARDS", tuple(title for _, title in DASHBOARDS), "links"),
     ("titles", tuple(one.title for one in METRICS.values()), "names of metrics have their Chinese beside them"),
@@ -160,6 +176,98 @@ def test_no_sentence_of_ours_is_english_on_a_chinese_page(found: Rebuilt) -> Non
         said for said in sentences if said.lower() not in titles and re.search(rf"\b{re.escape(said)}\b", own)
     ] == []
     assert "每个指标及其公式" in page.text and "first_token_ns - sent_ns" in page.text
+
+
+# fmt: off
+TERMS = frozenset((
+    "TTFT", "TPOT", "E2E", "TTFA", "ITL", "TLS", "CPU", "GPU", "SM", "KV", "HTTP", "DRAM", "Grafana", "InfluxDB",
+    "Wilson", "infersiege", "UTC", "ms", "min", "GiB", "kernel", "token", "tokens", "turns", "sessions", "x-request-id",
+))
+# fmt: on
+"""What stays as it is in Chinese texts of the field: names, units, terms of GPUs."""
+LATIN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[A-Za-z_-][A-Za-z0-9_-]*")
+
+
+def names_of(found: Rebuilt) -> set[str]:
+    """Words that the run itself brings: of its plan, workers and GPUs, what its servers said they are, and the words of
+    its records and rules: classes of errors, keys of metrics."""
+    summary, file = found.summary, found.plan
+    told: list[object] = [file.name, file.run_id, file.host, [one.name for one in file.stages]]
+    told += [(name, one.engine, one.model, one.dialect, one.version) for name, one in file.channels.items()]
+    told += [(one.scenario, one.channel, one.replica) for one in (*summary.groups, *summary.replicas)]
+    told += [(one.worker, one.host) for one in summary.workers]
+    told += [(one.scenario, one.trace, one.format) for one in summary.traces]
+    told += [one.set for one in summary.quality]
+    told += [tuple(one.prompts) for one in (summary.unscored,) if one is not None]
+    told += [tuple(one.failed) for one in summary.quality]
+    told += [(one.session_id, one.worker, one.replica, one.channel) for one in found.details.slowest("ttft")]
+    told += [(one.session_id, one.worker, one.replica, one.channel) for one in found.details.slowest("e2e")]
+    told += [one.worker for one in found.events]
+    told += [file.plan.get("labels"), list(ErrorClass), list(METRICS)]
+    told += [tuple(one.tags.values()) for one in (*found.watched.gpus, *found.watched.engines)]
+    return set(LATIN.findall(str(told)))
+
+
+def words_of_ours(said: str, found: Rebuilt) -> list[str]:
+    """English words of a text on a Chinese page that are neither the run's nor a translator's."""
+    known = TERMS | names_of(found) | {word for one in TABLE.values() for word in LATIN.findall(one)}
+    known |= {word for one in CHINESE_METRICS.values() for word in LATIN.findall(one)}
+    return [word for word in LATIN.findall(said) if word not in known and not re.fullmatch(r"p\d+(_\d)?", word)]
+
+
+def gated(found: Rebuilt) -> Rebuilt:
+    """With rules against a baseline, all changed for the worse."""
+    compared = against(RELATIVE, side("new", 1.08), side("old"))
+    return msgspec.structs.replace(found, summary=with_baseline(found.summary, compared))
+
+
+def broken(found: Rebuilt) -> Rebuilt:
+    """Not to be trusted, stopped, with answers of every kind that is told."""
+    rows = [
+        make.turn(scenario="quality", quality="pass facts/a"),
+        make.turn(scenario="quality", quality="fail facts/b: json"),
+        make.turn(scenario="quality", quality="unscored facts/c: callable"),
+        *(make.turn(flags=(flag,)) for flag in COLLAPSE_FLAGS),
+    ]
+    of_answers = summarise(rows, make.facts(checked=frozenset({"quality"})))
+    shown = msgspec.structs.replace(
+        found.summary,
+        quality=of_answers.quality,
+        unscored=of_answers.unscored,
+        answers=of_answers.answers,
+        invalid=("load not delivered: half of it",),
+        interrupted=True,
+        groups=(*found.summary.groups, *of_answers.groups),
+    )
+    collapsed = Details()
+    for batch in batches(rows):
+        collapsed.add_batch(batch)
+    details = msgspec.structs.replace(found.details, collapsed=collapsed.collapsed)
+    return msgspec.structs.replace(found, summary=shown, details=details)
+
+
+@pytest.mark.parametrize("kind", [gated, broken])
+def test_every_word_of_ours_on_a_chinese_page_is_in_the_table(
+    found: Rebuilt, kind: Callable[[Rebuilt], Rebuilt]
+) -> None:
+    shown = kind(found)
+    source = page_of(shown, "zh")
+    page = Foreign(source)
+    left = {said: words for said in page.own if (words := words_of_ours(said, shown))}
+    assert left == {}
+    drawn = [
+        str(said)
+        for figure in page.figures.values()
+        for said in (
+            *(trace.get("name", "") for trace in figure["data"]),
+            *(axis.get("title", {}).get("text", "") for key, axis in figure["layout"].items() if "axis" in key),
+        )
+    ]
+    assert len(drawn) > 40 and [said for said in drawn if words_of_ours(said, shown)] == []
+
+
+def test_an_english_word_that_nobody_translated_is_seen(found: Rebuilt) -> None:
+    assert words_of_ours("负载 was late", found) == ["was", "late"]
 
 
 def test_both_pages_have_the_same_figures(found: Rebuilt) -> None:

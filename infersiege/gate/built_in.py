@@ -11,6 +11,16 @@ import msgspec
 from infersiege.metrics.validity import DELIVERED_CEILING, DELIVERED_FLOOR
 from infersiege.records import ClientVerdict, GroupSummary, RuleResult, Summary, Verdict
 
+BUILT_IN = (
+    "some turn succeeds",
+    "some output tokens arrive",
+    "the load is delivered",
+    "the client keeps up",
+    "no worker is lost",
+    "every check is carried out",
+)
+"""Names of the rules of this module."""
+
 BASIC = 2
 """Results of `outcome`: they come before those of `validity`."""
 

@@ -6,7 +6,7 @@ from infersiege.gate.relative import COMPARABLE
 from infersiege.records import RuleResult, Summary, Verdict
 from infersiege.report import rule_words
 from infersiege.report.charts import PALETTE, Chart, layout_of, legend_name
-from infersiege.report.headline import VERDICTS
+from infersiege.report.headline import VERDICTS, verdict_word
 from infersiege.report.markup import english, grid, items, table, text
 from infersiege.report.numbers import ABSENT, printable
 from infersiege.report.words import ENGLISH, Words
@@ -41,11 +41,11 @@ def _comparable(head: RuleResult, say: Words) -> str:
 def _table(rules: list[RuleResult], say: Words) -> str:
     rows = []
     for rule in rules:
-        verdict = f'<span class="v-{VERDICTS[rule.verdict][0]}"><b>{rule.verdict.value.upper()}</b></span>'
+        verdict = f'<span class="v-{VERDICTS[rule.verdict][0]}"><b>{text(verdict_word(rule.verdict, say))}</b></span>'
         change, interval = (ABSENT, ABSENT) if rule.change is None else _change(rule)
         chance = ABSENT if rule.p is None else f"{rule.p:.2g}"
         cells = [rule_words.baseline(rule), rule_words.value(rule), change, interval, chance]
-        rows.append([text(rule.name), verdict, *map(text, cells), english(text(rule.detail), say)])
+        rows.append([english(text(rule.name), say), verdict, *map(text, cells), english(text(rule.detail), say)])
     columns = [(say("Rule"), "", False), (say("Verdict"), "", False), (say("Baseline"), say("mean of its runs"), True)]
     columns += [(say("Now"), say("mean of these runs"), True), (say("Change"), "", True)]
     columns += [

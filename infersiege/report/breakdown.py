@@ -162,7 +162,7 @@ def _cell(group: GroupSummary, metric: str, stat: str, say: Words) -> str:
     found = group.distributions.get(metric)
     value = None if found is None else getattr(found, stat)
     if found is None or value is None:
-        return absent(why_absent(group, metric, stat), say)
+        return absent(why_absent(group, metric, stat, say), say)
     return number(milliseconds(value, found.unit))
 
 

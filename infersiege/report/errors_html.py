@@ -28,7 +28,7 @@ def _classes(collected: Collected, summary: Summary, say: Words) -> str:
     settled = summary.counts.ok + summary.counts.failed
     rows = [
         [
-            text(name),
+            english(text(name), say),
             count(turns),
             share(turns / settled if settled else None),
             english(text(collected.examples.get(name, "")), say),
@@ -55,7 +55,7 @@ def _example(name: str, one: ErrorExample, start_ns: int, say: Words) -> list[st
     where = one.channel if one.replica is None else f"{one.channel} · {one.replica}"
     turn = say("turn {n}", n=one.turn + 1)
     return [
-        text(name),
+        english(text(name), say),
         count(one.http_status),
         number((one.at_ns - start_ns) / SECOND_NS),
         text(f"{where} · {one.scenario} {turn}"),
@@ -67,7 +67,10 @@ def _example(name: str, one: ErrorExample, start_ns: int, say: Words) -> list[st
 def _reasons(collected: Collected, say: Words) -> str:
     if not collected.reasons:
         return ""
-    rows = [[text(why), count(turns)] for why, turns in sorted(collected.reasons.items(), key=lambda item: -item[1])]
+    rows = [
+        [english(text(why), say), count(turns)]
+        for why, turns in sorted(collected.reasons.items(), key=lambda item: -item[1])
+    ]
     columns = [(say("Outcome: reason"), "", False), (say("Turns"), "", True)]
     return table(say("Turns that neither succeeded nor failed"), columns, rows)
 
@@ -76,6 +79,8 @@ def _finishes(summary: Summary, say: Words) -> str:
     finishes = summary.groups[0].finish_reasons if summary.groups else {}
     if not finishes:
         return ""
-    rows = [[text(name), count(turns)] for name, turns in sorted(finishes.items(), key=lambda item: -item[1])]
+    rows = [
+        [english(text(name), say), count(turns)] for name, turns in sorted(finishes.items(), key=lambda item: -item[1])
+    ]
     columns = [(say("Finish reason"), "", False), (say("Turns"), "", True)]
     return table(say("Finish reasons of steady turns"), columns, rows)

@@ -37,5 +37,5 @@ def glossary(say: Words) -> str:
 
 def _heading(metric: Metric, say: Words) -> str:
     own = title_of(metric, say)
-    both = own if own == metric.title else f"{metric.title} {own}"
-    return f"{text(both)} <code>{text(metric.name)}</code> <span class=soft>{text(metric.unit)}</span>"
+    both = own if own.startswith(metric.title) else f"{metric.title} {own}"
+    return f"{text(both)} <code>{text(metric.name)}</code> <span class=soft>{text(say(metric.unit))}</span>"

@@ -22,6 +22,11 @@ VERDICTS: Mapping[Verdict, tuple[str, str]] = {
 }
 
 
+def verdict_word(verdict: Verdict, say: Words = ENGLISH) -> str:
+    """`FAIL`, in another language with its own word beside it."""
+    return say(verdict.value.upper())
+
+
 def verdict(summary: Summary, say: Words = ENGLISH) -> str:
     """The verdict and why. A run that nobody gated says so, and is invalid all the same when it is.
 
@@ -37,16 +42,16 @@ def verdict(summary: Summary, say: Words = ENGLISH) -> str:
     if verdict is None and summary.invalid:
         verdict = Verdict.INVALID
     if summary.interrupted:
-        kind, word, why = "nodata", "INTERRUPTED", say(STOPPED)
+        kind, word, why = "nodata", say("INTERRUPTED"), say(STOPPED)
         if verdict is not None:
-            so_far = f"{verdict.value.upper()}, {say(VERDICTS[verdict][1])}"
+            so_far = f"{verdict_word(verdict, say)}, {say(VERDICTS[verdict][1])}"
             why += say("; what was measured until then: {verdict}", verdict=so_far)
     elif verdict is None:
         kind, word, why = "none", say("NOT JUDGED"), say("no rule was held against this run")
     else:
         kind, why = VERDICTS[verdict][0], say(VERDICTS[verdict][1])
-        word = verdict.value.upper()
-    parts = [f'<div class="banner {kind}" role="status"><strong>{word}</strong> <span>{text(why)}</span>']
+        word = verdict_word(verdict, say)
+    parts = [f'<div class="banner {kind}" role="status"><strong>{text(word)}</strong> <span>{text(why)}</span>']
     parts.append(english(items(reasons), say, block=True) if reasons else "")
     parts.append("</div>")
     if summary.warnings:
@@ -62,7 +67,7 @@ def emulated(summary: Summary, say: Words = ENGLISH) -> str:
         "The target was infersiege's own emulator: these figures show how the tool works and say nothing about any "
         "hardware or engine."
     )
-    return f'<div class="banner emulated" role="note"><strong>EMULATED</strong> {text(said)}</div>'
+    return f'<div class="banner emulated" role="note"><strong>{text(say("EMULATED"))}</strong> {text(said)}</div>'
 
 
 def _card(label: str, value: str, unit: str, note: str) -> str:
@@ -78,7 +83,7 @@ def _latency_card(group: GroupSummary, metric: str, stat: str, say: Words) -> st
     value = None if found is None else getattr(found, stat)
     title = f"{METRICS[metric].title} {stat}"
     if found is None or value is None:
-        return _card(title, ABSENT, "", why_absent(group, metric, stat))
+        return _card(title, ABSENT, "", why_absent(group, metric, stat, say))
     note = say("n {n}, max {top}", n=count(found.n), top=figure(found.max, found.unit))
     return _card(title, number(milliseconds(value, found.unit)), "ms", note)
 

@@ -14,13 +14,15 @@ from infersiege.report.words import Words
 
 def health_html(summary: Summary, collected: Collected, charts: Sequence[Chart], say: Words) -> str:
     """Facts, the table of workers, and the charts."""
-    none = say("none")
-    stamps = ", ".join(f"{name} {count(turns)}" for name, turns in summary.stamp_source.items()) or none
-    tokens = ", ".join(f"{name} {count(turns)}" for name, turns in summary.tokens_from.items()) or none
-    rows = [(say("Stamps from"), text(stamps)), (say("Token counts from"), text(tokens))]
+    stamps, tokens = (
+        ", ".join(f"{name} {count(turns)}" for name, turns in counted.items()) or say("none")
+        for counted in (summary.stamp_source, summary.tokens_from)
+    )
+    rows = [(say("Stamps from"), english(text(stamps), say)), (say("Token counts from"), english(text(tokens), say))]
     if collected.flags:
         flags = sorted(collected.flags.items(), key=lambda item: -item[1])
-        rows.append((say("Oddities"), text(", ".join(f"{name} {count(turns)}" for name, turns in flags))))
+        told = ", ".join(f"{name} {count(turns)}" for name, turns in flags)
+        rows.append((say("Oddities"), english(text(told), say)))
     return facts(rows) + _workers(summary, say) + grid(charts)
 
 

@@ -11,6 +11,7 @@ from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.records import GroupSummary
 from infersiege.report.fitting import fitted
 from infersiege.report.numbers import ABSENT, count, milliseconds, number, printable, share
+from infersiege.report.words import ENGLISH, Words
 
 LATENCY_COLUMNS: Sequence[tuple[str, str]] = (
     ("ttft", "p50"),
@@ -49,26 +50,29 @@ def group_name(group: GroupSummary) -> str:
     return " · ".join(part for part in parts if part) or "all"
 
 
-_WHY_MISSING: Mapping[str, str] = {
+UNTOLD = "not streamed, or not told by the server"
+WHY_MISSING: Mapping[str, str] = {
     "ttft": "not streamed",
     "tpot": "not streamed, no token count, fewer than 2 tokens, or one burst",
 }
+"""Metric -> why no turn gave it; UNTOLD of all others."""
 
 
-def why_absent(group: GroupSummary, metric: str, stat: str) -> str:
-    """Why a group has no such figure, as one sentence without a full stop."""
+def why_absent(group: GroupSummary, metric: str, stat: str, say: Words = ENGLISH) -> str:
+    """Why a group has no such figure, as one sentence without a full stop, in the language of `say`."""
     found = group.distributions.get(metric)
     name = METRICS[metric].title
     if found is None or found.n == 0:
         if group.counts.ok == 0:
-            return "no turn was ok in the steady phase"
-        return f"no ok turn gave a {name} ({_WHY_MISSING.get(metric, 'not streamed, or not told by the server')})"
+            return say("no turn was ok in the steady phase")
+        return say("no ok turn gave a {name} ({why})", name=name, why=say(WHY_MISSING.get(metric, UNTOLD)))
     kind = STATS[stat]
     if found.n < kind.floor:
-        return f"{stat.replace('_', '.')} needs {kind.floor:,} turns"
+        return say("{stat} needs {n} turns", stat=stat.replace("_", "."), n=count(kind.floor))
     if kind.q is not None and found.cancelled_share is not None and found.cancelled_share > 1 - kind.q:
-        return f"{share(found.cancelled_share)} of the turns were cancelled: the slowest may be among them"
-    return "not measured"
+        cut = share(found.cancelled_share)
+        return say("{cut} of the turns were cancelled: the slowest may be among them", cut=cut)
+    return say("not measured")
 
 
 class Footnotes:

@@ -72,7 +72,7 @@ def replicas_html(summary: Summary, say: Words) -> str:
 
 
 def _columns(columns: Sequence[tuple[str, str]], say: Words) -> list[tuple[str, str, bool]]:
-    return [(f"{title_of(METRICS[metric], say)} {stat}", "ms", True) for metric, stat in columns]
+    return [(f"{title_of(METRICS[metric], say)} {say(stat)}", "ms", True) for metric, stat in columns]
 
 
 def _cells(group: GroupSummary, columns: Sequence[tuple[str, str]], say: Words) -> list[str]:
@@ -81,7 +81,7 @@ def _cells(group: GroupSummary, columns: Sequence[tuple[str, str]], say: Words) 
         found = group.distributions.get(metric)
         value = None if found is None else getattr(found, stat)
         if found is None or value is None:
-            cells.append(absent(why_absent(group, metric, stat), say))
+            cells.append(absent(why_absent(group, metric, stat, say), say))
         else:
             cells.append(number(milliseconds(value, found.unit)))
     return cells
@@ -89,7 +89,7 @@ def _cells(group: GroupSummary, columns: Sequence[tuple[str, str]], say: Words) 
 
 def _rate_columns(names: Sequence[str], say: Words) -> list[tuple[str, str, bool]]:
     metrics = [METRICS[name] for name in names]
-    return [(title_of(one, say), one.unit if one.unit != "ratio" else "", True) for one in metrics]
+    return [(title_of(one, say), say(one.unit) if one.unit != "ratio" else "", True) for one in metrics]
 
 
 def _rate_cells(group: GroupSummary, names: Sequence[str], say: Words) -> list[str]:

@@ -73,6 +73,11 @@ def where_of(one: QualityShare) -> str:
     return " · ".join(name for name in (one.stage, one.channel, one.set) if name is not None) or "all"
 
 
+def _where(one: QualityShare, say: Words) -> str:
+    """`where_of` on a page."""
+    return where_of(one) if one.stage or one.channel or one.set else say("all")
+
+
 def place_of(one: AnswerHealth) -> str:
     """`main`, or one scenario of it: `main · chat`."""
     return one.stage if one.scenario is None else f"{one.stage} · {one.scenario}"
@@ -134,7 +139,7 @@ def _chart(shares: Sequence[QualityShare], say: Words) -> Chart:
 def _shares(shares: Sequence[QualityShare], say: Words) -> str:
     columns = [("", "", False), (say("Checked"), say("answers"), True), (say("Passed"), say("share"), True)]
     columns.append((say("95 % range"), "", True))
-    rows = [[text(where_of(one)), count(one.n), share(one.share), _range(one)] for one in shares]
+    rows = [[text(_where(one, say)), count(one.n), share(one.share), _range(one)] for one in shares]
     return table(say("Pass share of checked prompts in the steady phase"), columns, rows)
 
 

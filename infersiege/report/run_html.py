@@ -33,9 +33,11 @@ def what_was_run(plan: PlanFile, summary: Summary, say: Words) -> str:
     labels = _part(plan.plan, "labels")
     if labels:
         rows.append((say("Labels"), text(", ".join(f"{key} = {value}" for key, value in labels.items()))))
-    rows.append((say("Versions"), text(", ".join(f"{key} {value}" for key, value in plan.versions.items()))))
+    versions = ", ".join(f"{key} {value}" for key, value in plan.versions.items())
+    rows.append((say("Versions"), english(text(versions), say)))
     if plan.host:
-        rows.append((say("Load generator"), text(", ".join(f"{key} {value}" for key, value in plan.host.items()))))
+        host = ", ".join(f"{key} {value}" for key, value in plan.host.items())
+        rows.append((say("Load generator"), english(text(host), say)))
     if summary.telemetry is not None:
         rows.append(("InfluxDB", english(text(account_line(summary.telemetry)), say)))
     # Redacted where it was written, and once more here.
@@ -56,7 +58,7 @@ def _channel(channel: ChannelFacts, say: Words) -> str:
     parts += [f"<b>{text(say('EMULATED'))}</b>"] if channel.emulated else []
     parts += [f"<b>{text(say('certificate not verified'))}</b>"] if channel.insecure else []
     parts += [] if channel.streamed else [text(say("not streamed: no TTFT, no TPOT"))]
-    parts += [f"{text(key)} {text(scrub(str(value)))}" for key, value in sorted(channel.details.items())]
+    parts += [english(f"{text(key)} {text(scrub(str(value)))}", say) for key, value in sorted(channel.details.items())]
     return " · ".join(parts)
 
 
