@@ -2,7 +2,7 @@
 
 A session is *claimed* when the group has given it to a worker, *taken* once that worker has acknowledged it: from then
 on it is that worker's for good. Claims that are not taken go to others when their worker shows no sign of life for
-TAKE_OVER_S.
+TAKE_OVER_S, or gives them back.
 """
 
 from __future__ import annotations
@@ -96,6 +96,13 @@ class Group:
 
     def touch(self, server: redis.Redis, numbers: Sequence[int]) -> set[int]:
         """A sign of life for claims; those of them that are still this worker's."""
+        return self._claim_again(server, numbers, idle_s=0)
+
+    def give_back(self, server: redis.Redis, numbers: Sequence[int]) -> set[int]:
+        """Let others have claims at once, as if their worker had shown no sign of life; which were still its own."""
+        return self._claim_again(server, numbers, idle_s=TAKE_OVER_S)
+
+    def _claim_again(self, server: redis.Redis, numbers: Sequence[int], *, idle_s: float) -> set[int]:
         if not numbers:
             return set()
         pending: Any = server.xpending_range(
@@ -108,7 +115,8 @@ class Group:
         )
         mine = {index_of(one["message_id"]) for one in pending} & set(numbers)
         if mine:
-            server.xclaim(self.stream, self.name, self.worker, 0, [entry_id(one) for one in sorted(mine)], justid=True)
+            ids: list[Any] = [entry_id(one) for one in sorted(mine)]
+            server.xclaim(self.stream, self.name, self.worker, 0, ids, idle=round(idle_s * 1000), justid=True)
         return mine
 
     def take_over(self, server: redis.Redis, count: int) -> list[Entry]:

@@ -146,7 +146,7 @@ class WorkerShare:
     def begin(self) -> None:
         """The master said go: the time axis is fixed."""
         self.timeline = Timeline.of(self.plan, start_ns=self.control.start_ns)
-        self.claims.begin(self.timeline.start_ns, self.in_play.is_mine)
+        self.claims.begin(self.timeline.start_ns, self.in_play)
 
     # --------------------------------------------------------------------------------------------------------- epochs
 

@@ -2,6 +2,9 @@
 
 A session goes through three hands: *held* (claimed: others get it if this worker dies), *ready* (taken: this worker's
 for good, its arrival is due), and the ledger's, which sees to its records. Sessions are counted over all repeats.
+
+Taken comes before the ledger. The other way round a worker that dies in between would leave a record of a session that
+Redis gives to another one, which would play it once more; so that session has no record, and the report counts it.
 """
 
 from __future__ import annotations
@@ -43,9 +46,16 @@ class Shelf:
     """One workload's sessions on this worker."""
 
     def __init__(
-        self, trace: RedisTrace, line: RedisLine, control: RunControl, group_of: Callable[[int], Group], *, wrap: bool
+        self,
+        trace: RedisTrace,
+        line: RedisLine,
+        control: RunControl,
+        group_of: Callable[[int], Group],
+        *,
+        wrap: bool,
+        remembered: int = REMEMBERED,
     ) -> None:
-        """`group_of`: the group of a repeat."""
+        """`group_of`: the group of a repeat. `remembered`: so many sessions that were taken are known as such."""
         self._trace, self._line, self._control = trace, line, control
         self._group_of = group_of
         self._wrap = wrap
@@ -56,10 +66,15 @@ class Shelf:
         self._held: list[int] = []
         """In order."""
         self._ready: deque[int] = deque()
-        self._taken: set[int] = set()
-        self._lately: deque[int] = deque(maxlen=REMEMBERED)
+        self._taken: dict[int, None] = {}
+        """Lately, in the order in which they were."""
+        self._remembered = remembered
         self._due: deque[int] = deque()
         """When arrivals are due that will need sessions (monotonic)."""
+        self._one = False
+        """One session is to be here for whoever is free next."""
+        self._asking = 0
+        """Arrivals that wait for their sessions now."""
         self._served_ns = 0
         """The last one that got its session."""
         self._looked_ns = 0
@@ -74,35 +89,54 @@ class Shelf:
                 self._due.popleft()
             self._claim(len(self._due) - len(self._held) - len(self._ready))
 
+    def forgo(self, due_ns: Iterable[int]) -> None:
+        """These arrivals are somebody else's by now, and so are their sessions. Raises TraceError, RunOverError."""
+        with self._line.lock:
+            for at_ns in due_ns:
+                if at_ns in self._due:
+                    self._due.remove(at_ns)
+            self._give_back()
+
     def have_one(self) -> None:
         """Have a session here for whoever is free next. Raises TraceError, RunOverError."""
         with self._line.lock:
+            self._one = True
             if not self._held and not self._ready:
                 self._claim(1)
+
+    def have_none(self) -> None:
+        """Nobody will be free for one. Raises TraceError, RunOverError."""
+        with self._line.lock:
+            self._one = False
+            self._give_back()
 
     def next(self, due_ns: int) -> int | None:
         """The session for an arrival, waiting for Redis if need be. None: there is none left, or the load is over.
 
         Raises TraceError when Redis gives none for too long.
         """
-        while not self._ready:
-            if self._control.closing.is_set():
-                return None
-            try:
+        self._asking += 1
+        try:
+            while not self._ready:
+                if self._control.closing.is_set():
+                    return None
                 if self._obtain():
                     break
                 if self._over():
                     return None
-            except RunOverError:
-                return None
-            self._control.closing.wait(POLL_S)
-        self._served_ns = max(self._served_ns, due_ns)
-        return self._ready.popleft()
+                self._control.closing.wait(POLL_S)
+            self._served_ns = max(self._served_ns, due_ns)
+            return self._ready.popleft()
+        except RunOverError:
+            return None
+        finally:
+            self._asking -= 1
 
     def keep(self) -> None:
         """A sign of life for what is held, and for the run. Raises TraceError, RunOverError."""
         with self._line.lock:
             self._line.call(lambda server: server.expire(self._group().run_key, RUN_S))
+            self._give_back()
             for repeat, numbers in self._by_repeat(self._held):
                 group = self._group(repeat)
                 mine = self._ask(group, partial(_swapped, group.touch, numbers))
@@ -140,6 +174,15 @@ class Shelf:
             entries = self._ask(group, partial(_swapped, group.read, wanted))
             count -= self._hold(entries, self._repeat)
             self._ended = not entries or entries[-1].number >= self._sessions
+
+    def _give_back(self) -> None:
+        """Others may have what is held for no arrival of ours: somebody may wait for it, until the load is over."""
+        wanted = sum(at_ns > self._served_ns for at_ns in self._due) + self._one + self._asking
+        spare = self._held[max(0, wanted - len(self._ready)) :]
+        for repeat, numbers in self._by_repeat(spare):
+            group = self._group(repeat)
+            self._ask(group, partial(_swapped, group.give_back, numbers))
+        self._drop(spare)
 
     def _settle(self) -> None:
         """After Redis was started again: until the others have said what was theirs."""
@@ -198,12 +241,17 @@ class Shelf:
                 session = repeat * self._sessions + number
                 if mine:
                     self._ready.append(session)
-                    self._taken.add(session)
-                    self._lately.append(session)
+                    self._remember(session)
                     if session in self._held:
                         self._held.remove(session)
                 else:
                     self._drop((session,))
+
+    def _remember(self, session: int) -> None:
+        """It is taken: a crash may make Redis give it again, but not one of so long ago."""
+        self._taken[session] = None
+        if len(self._taken) > self._remembered:
+            del self._taken[next(iter(self._taken))]
 
     def _drop(self, sessions: Iterable[int]) -> None:
         """They are somebody else's by now."""
@@ -297,7 +345,7 @@ class Shelf:
         """(held, lately taken) numbers of one group."""
         repeat = group.repeat
         held = [one % self._sessions for one in self._held if one // self._sessions == repeat]
-        return held, [one % self._sessions for one in self._lately if one // self._sessions == repeat]
+        return held, [one % self._sessions for one in self._taken if one // self._sessions == repeat]
 
 
 def _swapped(work: Callable[[redis.Redis, Any], Any], argument: Any, server: redis.Redis) -> Any:

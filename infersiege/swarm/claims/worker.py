@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,15 +22,19 @@ from infersiege.plan.streams import Stream
 from infersiege.redis_stream import RedisTrace, address_of
 from infersiege.redis_stream.groups import Group
 from infersiege.schedule import Ticket
+from infersiege.schedule.epochs import TicketWalk
 from infersiege.swarm.claims.line import RedisLine, RunOverError
 from infersiege.swarm.claims.shelf import Shelf
-from infersiege.swarm.control import RunControl
+from infersiege.swarm.control import FAR_NS, RunControl
 from infersiege.swarm.source import SessionSource
+from infersiege.swarm.tickets_in_play import TicketsInPlay
 
 LEAD_NS = 250_000_000
 """So long before an arrival is due its session is claimed."""
 KEEP_S = 1.0
 """Between two signs of life for what is claimed."""
+LOOK_S = 0.5
+"""Most between two looks whether there is still an arrival for the session that waits for a closed loop's user."""
 UNLEASED_S = 0.1
 """Between two looks whether a lease is there again."""
 
@@ -65,16 +70,15 @@ class Claims:
         self._asked: dict[int, Any] = {stream.number: Event() for stream in source.streams}
         """Set when an arrival of a stream asked for its session."""
 
-    def begin(self, start_ns: int, is_mine: Callable[[Ticket], bool]) -> None:
-        """The load begins then (monotonic). `is_mine`: whether a ticket is this worker's, as far as is known now."""
+    def begin(self, start_ns: int, in_play: TicketsInPlay) -> None:
+        """The load begins then (monotonic). `in_play`: what of it is this worker's, as far as is known at any time."""
         if not self._shelves:
             return
         gevent.spawn(self._safely, self._keep)
         for stream in self._source.streams:
             if any(place in self._shelves for place in stream.workloads):
-                tickets = filter(is_mine, self._source.of_fleet(1).of_place(0).tickets(stream.number))
                 ahead = self._ahead_closed if stream.load.mode == "closed" else self._ahead_timed
-                gevent.spawn(self._safely, partial(ahead, stream, tickets, start_ns))
+                gevent.spawn(self._safely, partial(ahead, stream, in_play, start_ns))
 
     def session_of(self, ticket: Ticket, due_ns: int) -> Ticket | None:
         """The same arrival (due then, monotonic) with the session that it is to play; waits for Redis if need be.
@@ -91,35 +95,68 @@ class Claims:
 
     # ------------------------------------------------------------------------------------------------------ beforehand
 
-    def _ahead_timed(self, _: Stream, tickets: Iterator[Ticket], start_ns: int) -> None:
+    def _ahead_timed(self, stream: Stream, in_play: TicketsInPlay, start_ns: int) -> None:
         """Claim for arrivals that are due soon; those that are due by then at once."""
-        following = next(tickets, None)
-        while following is not None:
-            if not self._control.wait_until(start_ns + (following.offset_ns or 0) - LEAD_NS) or not self._leased():
-                return
-            due: dict[int, list[int]] = {}
-            until_ns = time.monotonic_ns() + LEAD_NS
-            while following is not None and start_ns + (following.offset_ns or 0) <= until_ns:
-                if following.workload in self._shelves:
-                    due.setdefault(following.workload, []).append(start_ns + (following.offset_ns or 0))
-                following = next(tickets, None)
-            for place, times_ns in due.items():
-                self._shelves[place].expect(times_ns)
-
-    def _ahead_closed(self, stream: Stream, tickets: Iterator[Ticket], start_ns: int) -> None:
-        """Have one session here for whoever is free next, as long as there is an arrival for it."""
-        if not self._control.wait_until(start_ns - LEAD_NS):
-            return
-        asked = self._asked[stream.number]
-        for ticket in tickets:
+        control, expected = self._control, deque[Ticket]()
+        # A walk of its own: it is LEAD_NS ahead of the arrivals that are taken.
+        walk = TicketWalk(
+            self._source.of_fleet(1).of_place(0).tickets(stream.number), in_play.me, lambda: gevent.sleep(0)
+        )
+        table = None
+        while True:
+            changes = control.changes
+            if in_play.table is not None and in_play.table is not table:
+                table = in_play.table
+                walk.use(table)
+                taken = in_play.walks[stream.number].next_index
+                gone = [ticket for ticket in expected if ticket.index >= taken and not in_play.is_mine(ticket)]
+                expected = deque(ticket for ticket in expected if ticket not in gone)
+                self._by_shelf(gone, start_ns, Shelf.forgo)
+            ticket = walk.peek()
+            claim_ns = FAR_NS if ticket is None else start_ns + (ticket.offset_ns or 0) - LEAD_NS
+            if time.monotonic_ns() < claim_ns:
+                if not control.wait_until(claim_ns, changes):
+                    return
+                continue
             if not self._leased():
                 return
+            if in_play.table is not table:
+                continue  # It was without a lease for a while.
+            until_ns, soon = time.monotonic_ns() + LEAD_NS, []
+            while ticket is not None and start_ns + (ticket.offset_ns or 0) <= until_ns:
+                walk.take(ticket)
+                soon.append(ticket)
+                ticket = walk.peek()
+            expected.extend(soon)
+            while expected and expected[0].index < in_play.walks[stream.number].next_index:
+                expected.popleft()
+            self._by_shelf(soon, start_ns, Shelf.expect)
+
+    def _by_shelf(self, tickets: Iterable[Ticket], start_ns: int, tell: Callable[[Shelf, Iterable[int]], None]) -> None:
+        """Tell each shelf of the instants at which those of its workload are due."""
+        due_ns: dict[int, list[int]] = {}
+        for ticket in tickets:
             if ticket.workload in self._shelves:
-                self._shelves[ticket.workload].have_one()
-            while not asked.wait(0.5):
-                if self._control.closing.is_set():
-                    return
+                due_ns.setdefault(ticket.workload, []).append(start_ns + (ticket.offset_ns or 0))
+        for place, times_ns in due_ns.items():
+            tell(self._shelves[place], times_ns)
+
+    def _ahead_closed(self, stream: Stream, in_play: TicketsInPlay, start_ns: int) -> None:
+        """Have one session here for whoever is free next, as long as there is an arrival for it, and a user."""
+        if not self._control.wait_until(start_ns - LEAD_NS):
+            return
+        asked, walk = self._asked[stream.number], in_play.walks[stream.number]
+        while self._leased():
             asked.clear()
+            following = walk.peek() if in_play.slots.get(stream.number) else None
+            for place in stream.workloads:
+                if place not in self._shelves:
+                    continue
+                if following is not None and following.workload == place:
+                    self._shelves[place].have_one()
+                else:
+                    self._shelves[place].have_none()
+            asked.wait(LOOK_S)
 
     def _keep(self) -> None:
         """What is claimed stays ours while the master lets us play it."""
