@@ -52,30 +52,56 @@ def test_a_long_run_begins_at_once_however_many_arrivals_it_has() -> None:
 
 
 ORPHANED = [
-    (Load(mode="open", rate=50.0), 10.0, None, 2.0, "arrivals until the load ended early"),
-    (Load(mode="open", rate=50.0), 2.0, None, 10.0, "no more than the load has"),
-    (Load(mode="closed", users=4), None, 30, 2.0, "a number of sessions is somebody's, whenever they come"),
-    (Load(mode="closed", users=4), 10.0, None, 2.0, "users take what they find: nothing is theirs before"),
+    (Load(mode="open", rate=50.0), 10.0, None, 2.0, (), "arrivals until the load ended early"),
+    (Load(mode="open", rate=50.0), 2.0, None, 10.0, (), "no more than the load has"),
+    (Load(mode="closed", users=4), None, 30, 2.0, (30,), "a number of sessions is somebody's, whenever they come"),
+    (
+        Load(mode="closed", users=4),
+        None,
+        10**6,
+        2.0,
+        (30,),
+        "but nobody's beyond the leases: who lives took none there",
+    ),
+    (Load(mode="closed", users=4), 10.0, None, 2.0, (30,), "users take what they find: nothing is theirs before"),
 ]
 
 
-@pytest.mark.parametrize(("load", "seconds", "stop", "ended_s", "why"), ORPHANED, ids=[row[-1] for row in ORPHANED])
-def test_what_a_dead_worker_leaves_is_what_was_due_before_the_load_ended(
-    load: Load, seconds: float | None, stop: int | None, ended_s: float, why: str
+@pytest.mark.parametrize(
+    ("load", "seconds", "stop", "ended_s", "until_index", "why"), ORPHANED, ids=[row[-1] for row in ORPHANED]
+)
+def test_what_a_dead_worker_leaves_is_what_it_can_have_taken_before_the_load_ended(
+    load: Load, seconds: float | None, stop: int | None, ended_s: float, until_index: tuple[int, ...], why: str
 ) -> None:
     run = Run(seed=7, nonce="n", stop=Stop(sessions=stop)) if stop is not None else None
-    described = plan(load, seconds=seconds, run=run)
+    trace = Workload(scenario="short-qa", trace="builtin:short-qa", wrap=True)
+    described = plan(load, trace, seconds=seconds, run=run)
     share, source = alone(described).of_fleet(2).of_place(1), alone(described)
     timeline, table = Timeline.of(described, start_ns=5 * SECOND), Table([Epoch(number=0, members=("a", "b"))])
-    left = list(orphans(source, timeline, table, {"b"}, timeline.start_ns + round(ended_s * SECOND), T0))
+    ended_ns = timeline.start_ns + round(ended_s * SECOND)
+    left = list(orphans(source, timeline, table, {"b"}, ended_ns, T0, until_index))
+    assert {one.owner for one in left} <= {"b"}
     if load.mode == "closed":
-        assert len(left) == (0 if stop is None else stop // 2), why
+        assert [one.ticket for one in left] == ([] if stop is None else list(range(1, 30, 2))), why
     else:
         tickets = [ticket for ticket in share.tickets() if (ticket.offset_ns or 0) <= ended_s * SECOND]
-        assert [one.opened.due_ns - T0 - timeline.start_ns for one in left] == [
-            ticket.offset_ns for ticket in tickets
-        ], why
+        due = [one.opened.due_ns - T0 - timeline.start_ns for one in left]
+        assert due == [ticket.offset_ns for ticket in tickets], why
         assert 0.5 < len(left) / (25 * min(ended_s, seconds or 0)) < 1.5
+
+
+def test_one_walk_finds_what_a_walk_for_each_worker_finds() -> None:
+    """However many are lost, and with tables that give a ticket to somebody else in between."""
+    names = ("a", "b", "c", "d", "e")
+    described = plan(Load(mode="open", rate=50.0), seconds=6)
+    timeline = Timeline.of(described, start_ns=5 * SECOND)
+    table = Table([Epoch(number=0, members=names), Epoch(number=1, members=("c", "a", "e"), from_offset_ns=2 * SECOND)])
+    ended_ns = timeline.start_ns + 5 * SECOND
+    together = list(orphans(alone(described), timeline, table, {"a", "b", "e"}, ended_ns, T0))
+    for name in ("a", "b", "e"):
+        apart = list(orphans(alone(described), timeline, table, {name}, ended_ns, T0))
+        assert [one for one in together if one.owner == name] == apart != []
+    assert {one.owner for one in together} == {"a", "b", "e"}
 
 
 def test_what_others_took_over_is_no_orphan(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 from swarm_rows import LABELS, RUN_ID, STEADY, Key, lines, open_turn, record, run_in
 
 from infersiege.errors import RunInvalidError
+from infersiege.metrics.batch import Batch
 from infersiege.records import Hello, OpenTurn, Outcome, Plays, Reason, Report, TraceChanges, TurnRecord
+from infersiege.rundir import RunDirectory
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import Ledger, OpenSession, workload_key
-from infersiege.swarm.losses import Loss, LossAccount, Orphan, describe
+from infersiege.swarm.losses import MAYBE_SENT, Loss, LossAccount, Orphan, describe
+from infersiege.swarm.membership import LEASE_NS, MARGIN_NS
 from infersiege.swarm.spool import Spool
 from infersiege.swarm.versions import boot_id
 
@@ -33,6 +37,8 @@ class Life:
     """On another host: its spool can't be read from here, and the master has its last report only."""
     taken: list[OpenSession] = field(default_factory=list)
     report: Report | None = None
+    lost_at_ns: int = 1
+    """When its master gave it up, which is epoch time here."""
 
     def __post_init__(self) -> None:
         self.run = run_in(self.folder / "run")
@@ -65,7 +71,7 @@ class Life:
             if acknowledge:
                 self.spool.acknowledge(segment.sequence)
 
-    def tell(self) -> None:
+    def tell(self, *, next_index: int = 0) -> None:
         self.report = Report(
             worker="w",
             sequence=1,
@@ -78,9 +84,13 @@ class Life:
             closed_turns=self.ledger.closed_turns,
             changes=self.ledger.changes,
             plays=self.ledger.plays,
+            next_index=(next_index,),
         )
 
     def die(self, orphans: list[OpenTurn] | None = None) -> Loss:
+        return self.die_with([Orphan("w", opened, ticket=100) for opened in orphans or ()])
+
+    def die_with(self, orphans: list[Orphan]) -> Loss:
         self.spool.close(remove=False)
         hello = Hello(
             worker="w",
@@ -90,9 +100,9 @@ class Life:
             versions={},
             spool_dir=str(self.spool.directory),
         )
-        state = WorkerState("node", hello, 0, last_seen_ns=0, report=self.report, lost_at_ns=1)
+        state = WorkerState("node", hello, 0, last_seen_ns=0, report=self.report, lost_at_ns=self.lost_at_ns)
         account = LossAccount(self.intake, run_id=RUN_ID, channels={LABELS.name: LABELS})
-        (loss,) = account.settle([state], [Orphan("w", opened) for opened in orphans or ()])
+        (loss,) = account.settle([state], orphans)
         return loss
 
     def rows(self) -> dict[Key, TurnRecord]:
@@ -203,6 +213,7 @@ def test_without_its_spool_the_last_report_tells(remote: Life) -> None:
         ("never", 0): Outcome.SKIPPED,
     }
     assert (loss.recovered_rows, loss.lost, loss.skipped, loss.planned_turns) == (0, 2, 3, 6)
+    assert loss.maybe_sent == 3, "it may have gone on for as long as it had a lease"
     assert remote.spool.directory.exists(), "another host's path means nothing here"
 
 
@@ -240,6 +251,118 @@ def test_records_that_nobody_can_name_are_missed_in_the_balance(remote: Life) ->
     loss = remote.die()
     assert remote.outcomes() == {}
     assert loss.planned_turns == 3, "planned turns without a record make the run invalid, not green"
+
+
+def test_a_ticket_that_it_was_past_at_its_last_report_was_played_to_its_end(remote: Life) -> None:
+    """Sessions of one turn: nothing of them is home, and the report says that tickets below 7 were taken."""
+    remote.take("open", 1)
+    remote.tell(next_index=7)
+    tickets = {"over": 5, "open": 6, "next": 7}
+    remote.die_with([Orphan("w", open_turn(name), ticket=ticket) for name, ticket in tickets.items()])
+    assert remote.outcomes() == {
+        ("over", 0): Outcome.LOST,
+        ("open", 0): Outcome.SKIPPED,
+        ("next", 0): Outcome.SKIPPED,
+    }
+
+
+LEASED_NS = LEASE_NS + MARGIN_NS
+MAYBE = [
+    ("due before the report", 0, True, True, "it may have been late"),
+    ("due under the last lease", LEASED_NS, True, True, "to the instant"),
+    ("due beyond it", LEASED_NS + 1, True, False, "without a lease nothing is sent"),
+    ("of a user", LEASED_NS + 1, False, True, "a closed loop's session is taken whenever a user is free"),
+]
+
+
+@pytest.mark.parametrize(("name", "due_ns", "timed", "maybe", "why"), MAYBE, ids=[row[0] for row in MAYBE])
+def test_what_may_have_been_sent_after_the_last_report_says_so(
+    remote: Life, name: str, due_ns: int, timed: bool, maybe: bool, why: str
+) -> None:
+    """Of a worker of another host only the last report tells; conservation holds either way."""
+    remote.lost_at_ns = 0
+    remote.tell()
+    opened = msgspec.structs.replace(open_turn("s"), due_ns=due_ns)
+    loss = remote.die_with([Orphan("w", opened, ticket=9, timed=timed)])
+    (row,) = remote.rows().values()
+    assert (row.outcome, row.reason) == (Outcome.SKIPPED, Reason.WORKER_LOST)
+    assert row.error_detail == (MAYBE_SENT if maybe else None), why
+    assert (loss.skipped, loss.maybe_sent) == (1, int(maybe))
+
+
+def test_with_its_spool_here_nothing_is_maybe(life: Life) -> None:
+    """The journal has every turn that was about to be sent, to the last instant."""
+    life.start(life.take("s", 3))
+    loss = life.die([open_turn("never")])
+    assert (loss.lost, loss.skipped, loss.maybe_sent) == (1, 3, 0)
+    assert {row.error_detail for row in life.rows().values()} == {None}
+
+
+def test_a_journal_with_a_damaged_line_tells_what_it_can(life: Life) -> None:
+    """Zeros of a disk that failed: no traceback at the end of a run, and the sessions beside them are settled."""
+    life.start(life.take("a", 1))
+    with (life.spool.directory / "journal.jsonl").open("ab") as file:
+        file.write(b"\0\0\0\n")
+    life.start(life.take("b", 1))
+    loss = life.die()
+    assert life.outcomes() == {("a", 0): Outcome.LOST, ("b", 0): Outcome.LOST}
+    assert loss.unread is None
+
+
+def test_a_spool_that_can_not_be_read_leaves_the_last_report(life: Life) -> None:
+    """It stays where it is, and the log of events says why."""
+    life.start(life.take("a", 2))
+    life.tell()
+    (life.spool.directory / "segment-0.jsonl").mkdir()
+    loss = life.die()
+    assert life.outcomes() == {("a", 0): Outcome.LOST, ("a", 1): Outcome.SKIPPED}
+    assert loss.unread is not None and "directory" in loss.unread
+    assert life.spool.directory.exists()
+    hello = Hello(worker="w", host="h", pid=1, boot_id="b", versions={}, spool_dir="")
+    assert "its spool can't be read: " in describe(WorkerState("node", hello, 0, last_seen_ns=0), loss)
+
+
+class CountedReads(RunDirectory):
+    """A run directory that counts how often its turns are read."""
+
+    reads = 0
+
+    def read_turn_batches(self, *args: Any, **more: Any) -> Iterator[Batch]:
+        self.reads += 1
+        return super().read_turn_batches(*args, **more)
+
+
+def test_many_lost_workers_are_settled_in_one_pass(tmp_path: Path) -> None:
+    """The turns are read once and the arrivals walked once; each worker's rows are its own."""
+    names = [f"w{number}" for number in range(20)]
+    with run_in(tmp_path / "run") as made:
+        made.append_turn_lines(
+            b"".join(
+                msgspec.json.encode(record(f"s{number}", worker=names[number % 20])) + b"\n" for number in range(60)
+            )
+        )
+    with CountedReads.open(tmp_path / "run") as run:
+        account = LossAccount(Intake(run), run_id=RUN_ID, channels={LABELS.name: LABELS})
+        states = [
+            WorkerState(
+                f"node-{name}",
+                Hello(worker=name, host="h", pid=1, boot_id="another host's", versions={}, spool_dir=""),
+                0,
+                last_seen_ns=0,
+                lost_at_ns=None if name == "w3" else 1,
+            )
+            for name in names
+        ]
+        walked = iter([Orphan(names[number % 20], open_turn(f"s{number}"), ticket=number) for number in range(100)])
+        losses = account.settle(states, walked)
+        assert run.reads == 1
+        rows = list(run.read_turns())
+    assert [(loss.skipped, loss.unplayed, loss.planned_turns) for loss in losses] == [
+        (2, 2, 2 if name == "w3" else 5) for name in names
+    ], "w3 is back: its own records tell of the rest"
+    assert sorted((row.session_id, row.worker) for row in rows) == sorted(
+        (f"s{number}", names[number % 20]) for number in range(100)
+    )
 
 
 def test_a_worker_that_never_reported_has_only_its_orphans(remote: Life) -> None:

@@ -54,9 +54,10 @@ def export(run: Path, parquet: Path | None, csv: Path | None, force: bool) -> No
 
 
 def _batches(run: RunDirectory, plan: PlanFile) -> Iterator[Batch]:
-    from infersiege.rundir import span_of_run
+    from infersiege.rundir import LeftOut, span_of_run
 
-    torn: list[str] = []
-    yield from run.read_turn_batches(torn.append, span=span_of_run(plan.created_ns, plan.ended_ns))
-    for text in torn:
+    torn, left_out = list[str](), LeftOut()
+    span = span_of_run(plan.created_ns, plan.ended_ns)
+    yield from run.read_turn_batches(torn.append, span=span, left_out=left_out)
+    for text in (*torn, *left_out.reasons):
         click.echo(f"warning: {escaped(text)}", err=True)

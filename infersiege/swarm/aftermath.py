@@ -196,12 +196,13 @@ def _faults(result: MasterResult) -> list[str]:
 
 def _refused(result: MasterResult) -> list[str]:
     """Workers that sent what is no segment of records."""
-    return [
-        f"{len(refused.missing)} segments of {worker}'s records were refused, and what was in them is in no figure: "
-        f"{refused.why}"
-        for worker, refused in result.intake.refused.items()
-        if refused.missing
-    ]
+    reasons = []
+    for worker, refused in result.intake.refused.items():
+        if many := len(refused.missing):
+            what, were, them = ("segment", "was", "it") if many == 1 else ("segments", "were", "them")
+            said = f"{many:,} {what} of {worker}'s records {were} refused, and what was in {them} is in no figure"
+            reasons.append(f"{said}: {refused.why}")
+    return reasons
 
 
 def _stopped(result: MasterResult) -> list[str]:
