@@ -6,6 +6,7 @@ One pass over the turns; what is kept does not grow with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -34,6 +35,14 @@ class Shape(msgspec.Struct):
     """That asked for so many tokens and were told how many came."""
     asked_tokens: int = 0
     got_tokens: int = 0
+
+    def merge(self, other: Shape) -> None:
+        """Add all that `other` has."""
+        for metric, shape in other.by_metric.items():
+            self.by_metric.setdefault(metric, Histogram()).merge(shape)
+        self.asked_turns += other.asked_turns
+        self.asked_tokens += other.asked_tokens
+        self.got_tokens += other.got_tokens
 
 
 class Seconds(msgspec.Struct, frozen=True):
@@ -70,6 +79,11 @@ class Shapes:
         for name, part in parts(batch, self._key):
             _add(self.found.setdefault(name, Shape({})), part, part.of(shown))
 
+    def merge(self, other: Shapes) -> None:
+        """Add what `other` saw of later turns; it is used up."""
+        for name, shape in other.found.items():
+            self.found.setdefault(name, Shape({})).merge(shape)
+
     def of(self, name: str | None) -> Shape:
         return self.found.get(name) or Shape({})
 
@@ -79,10 +93,11 @@ def _whole(_kind: Kind) -> None:
 
 
 _KEYS: Mapping[By, Callable[[Kind], str]] = {
-    "channel": lambda kind: kind.channel,
-    "scenario": lambda kind: kind.scenario,
-    "stage": lambda kind: kind.stage,
+    "channel": attrgetter("channel"),
+    "scenario": attrgetter("scenario"),
+    "stage": attrgetter("stage"),
 }
+"""They travel to the processes that read a large run (`report.pieces`), which a lambda can't."""
 
 
 def _add(shape: Shape, part: Part, shown: Mask) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,11 @@ class Kind(NamedTuple):
 
 
 _kind_of: Callable[[TurnRecord], tuple[object, ...]] = attrgetter(*Kind._fields)
+
+SessionName = tuple[str, str, str]
+"""Scenario, channel, session."""
+
+_session_of: Callable[[TurnRecord], SessionName] = attrgetter("scenario", "channel", "session_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +98,15 @@ class Batch:
         """A column of whole numbers by the name of the record's field; ABSENT where it is None."""
         found = self._columns.get(name)
         if found is None:
-            values: list[int | None] = list(map(attrgetter(name), self.turns))
-            if None in values:
-                values = [ABSENT if value is None else value for value in values]
-            found = self._columns[name] = np.array(values, dtype=np.int64)
+            found = self._columns[name] = self._column(attrgetter(name))
         return found
+
+    def _column(self, value_of: Callable[[TurnRecord], int | None]) -> Ints:
+        try:
+            return np.fromiter(map(value_of, self.turns), dtype=np.int64, count=len(self.turns))
+        except TypeError:  # some are None
+            values = map(value_of, self.turns)
+            return np.array([ABSENT if value is None else value for value in values], dtype=np.int64)
 
     def once(self, key: Hashable, make: Callable[[Batch], Made]) -> Made:
         """What `make` makes of this batch: made once under its key, for everybody who looks at it."""
@@ -120,6 +129,22 @@ class Batch:
                 sizes=sizes,
             )
         return found
+
+    @cached_property
+    def _sessions(self) -> tuple[list[SessionName], Ints]:
+        table: dict[SessionName, int] = {}
+        codes = [table.setdefault(name, len(table)) for name in map(_session_of, self.turns)]
+        return list(table), np.array(codes, dtype=np.int64)
+
+    @property
+    def sessions(self) -> list[SessionName]:
+        """Each session that has turns in the batch."""
+        return self._sessions[0]
+
+    @property
+    def session(self) -> Ints:
+        """Which of `sessions` each turn is of."""
+        return self._sessions[1]
 
     @cached_property
     def _kinds(self) -> tuple[list[Kind], Ints]:
@@ -167,6 +192,9 @@ class Observer(Protocol):
     """Takes all turns of a run, batch by batch."""
 
     def add_batch(self, batch: Batch) -> None: ...
+
+    def merge(self, other: Self) -> None:
+        """Add what `other` took of the turns after these: as if all had been taken here. `other` is used up."""
 
 
 def batches(turns: Iterable[TurnRecord], size: int = BATCH) -> Iterator[Batch]:

@@ -63,6 +63,14 @@ class Second:
     """Of turns that ended in it, as `coalesced`."""
     coalesced: int = 0
 
+    def merge(self, other: Second) -> None:
+        """Add all that `other` has."""
+        self.lateness.merge(other.lateness)
+        self.first_tokens += other.first_tokens
+        self.wide_slack += other.wide_slack
+        self.chunks += other.chunks
+        self.coalesced += other.coalesced
+
 
 class _Turns:
     """Turns of one worker that were due in steady."""
@@ -78,6 +86,15 @@ class _Turns:
             found = self.seconds[second] = Second()
         return found
 
+    def merge(self, other: _Turns) -> None:
+        """Add all that `other` has, which is used up."""
+        self.lateness.merge(other.lateness)
+        self.counts.update(other.counts)
+        for second, one in other.seconds.items():
+            mine = self.seconds.setdefault(second, one)
+            if mine is not one:
+                mine.merge(one)
+
 
 class ClientWatch:
     """Filled with all turns of a run; keeps what they tell about their workers. Grows with seconds, not with turns."""
@@ -91,6 +108,13 @@ class ClientWatch:
             if found is None:
                 found = self.workers[worker] = _Turns()
             _add(found, part)
+
+    def merge(self, other: ClientWatch) -> None:
+        """Add all that `other` has, which is used up."""
+        for worker, one in other.workers.items():
+            mine = self.workers.setdefault(worker, one)
+            if mine is not one:
+                mine.merge(one)
 
     def seconds(self, worker: str) -> Mapping[int, Second]:
         """Unix second -> what its turns tell; empty for a worker without turns."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable
-from operator import attrgetter
 
 import numpy as np
 
@@ -24,6 +23,8 @@ from infersiege.metrics.flow import Bill, Flow, FlowKey, class_of
 from infersiege.metrics.goodput import JUDGEMENTS, TurnLimits
 from infersiege.metrics.histogram import bucket_of
 from infersiege.metrics.limits import WIDE_SLACK_NS
+from infersiege.metrics.lives import Sessions
+from infersiege.metrics.merging import add_counts
 from infersiege.metrics.parts import Part, parts
 from infersiege.metrics.quality import Answers
 from infersiege.metrics.turn import BURST_NS
@@ -51,9 +52,6 @@ def end_of(turn: TurnRecord | Kind) -> str:
     """How a turn ended that did not succeed: `failed: context_length`, `skipped: too_long`."""
     why = turn.error_class if turn.outcome is Outcome.FAILED else turn.reason
     return f"{turn.outcome.value}: {'unknown' if why is None else why.value}"
-
-
-_identity_of = attrgetter("scenario", "channel", "session_id", "turn")
 
 
 def _flow_of(kind: Kind) -> FlowKey:
@@ -193,6 +191,26 @@ class Cell:
         self._sum("burst_judged", judged)
         self._sum("bursty", judged & (apart < (chunks - 1) / 2))
 
+    def merge(self, other: Cell) -> None:
+        """Add all that `other` has, of the same key."""
+        for name, column in self.columns.items():
+            column.extend(other.columns[name])
+        for mine, theirs in (
+            (self.missing, other.missing),
+            (self.outcomes, other.outcomes),
+            (self.errors, other.errors),
+            (self.failed_attempts, other.failed_attempts),
+            (self.unplayed, other.unplayed),
+            (self.finish_reasons, other.finish_reasons),
+            (self.gaps, other.gaps),
+            (self.tally, other.tally),
+        ):
+            add_counts(mine, theirs)  # type: ignore[misc]
+        self.bill.merge(other.bill)
+        self.answers.merge(other.answers)
+        self.length_errors.extend(other.length_errors)
+        self.emulated = self.emulated or other.emulated
+
     def _enter(self, metrics: tuple[Metric, ...], part: Part, outcome: Outcome) -> None:
         mask = part.of(part.batch.where(lambda kind: kind.outcome is outcome))
         if not mask.any():
@@ -214,7 +232,8 @@ def _begin_by(steady: tuple[SteadyWindow, ...], stage: str) -> int:
 class Collector:
     """All cells and flows of a run, and the counts over all phases."""
 
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: RunFacts, sessions: Sessions | None = None) -> None:
+        """`sessions`: numbers that others use as well, to have them once."""
         self.facts = facts
         self.windows = tuple(sorted((w for w in facts.steady if w.duration_ns), key=lambda w: w.start_ns))
         self.cells: dict[CellKey, Cell] = {}
@@ -228,10 +247,21 @@ class Collector:
         self.internal = 0
         self.internal_detail = ""
         """Of the first one."""
-        self.repeated = 0
-        """Records of a turn that had one already."""
         self.emulated = bool(facts.emulated)
-        self._seen: set[int] = set()
+        self._sessions = Sessions() if sessions is None else sessions
+        self._of_flows = Sessions()
+        """Those of flows without a channel: what several channels served is one session there."""
+        self._session: array[int] = array("q")
+        self._turn: array[int] = array("q")
+        """Of each turn: the number of its session, and its own in it."""
+
+    @property
+    def repeated(self) -> int:
+        """Records of a turn that had one already."""
+        session, turn = (np.frombuffer(column, dtype=np.int64) for column in (self._session, self._turn))
+        order = np.lexsort((turn, session))
+        session, turn = session[order], turn[order]
+        return int(((session[1:] == session[:-1]) & (turn[1:] == turn[:-1])).sum())
 
     def add_all(self, turns: Iterable[TurnRecord]) -> None:
         for batch in batches(turns):
@@ -240,20 +270,45 @@ class Collector:
     def add_batch(self, batch: Batch) -> None:
         for kind, count in batch.counted():
             self._kind(kind, count)
-        identities = set(map(hash, map(_identity_of, batch.turns)))
-        before = len(self._seen)
-        self._seen |= identities
-        self.repeated += len(batch) - (len(self._seen) - before)
+        sessions = self._sessions.of(batch)
+        self._session.frombytes(sessions.tobytes())
+        self._turn.frombytes(batch.ints("turn").tobytes())
         for flow, part in parts(batch, _flow_of):
             self._flow(*flow).add(part)
         for flow, part in parts(batch, _session_flow_of):
-            self._flow(*flow).add_sessions(part)
+            own = sessions if flow[1] else self._shared(batch)
+            self._flow(*flow).add_sessions(part, part.of(own))
         for cell, part in parts(batch, _cell_of):
             if cell is not None:
                 self._cell(*cell).add(part)
         for turn in batch.turns:
             if turn.flags or turn.quota_left or turn.earlier or turn.quality or turn.reason is Reason.INTERNAL:
                 self._odd(turn)
+
+    def merge(self, other: Collector) -> None:
+        """Add all that `other` has of the same run: its turns are later ones. `other` is used up."""
+        sessions, of_flows = self._sessions.merge(other._sessions), self._of_flows.merge(other._of_flows)
+        if other._session:
+            self._session.frombytes(sessions[np.frombuffer(other._session, dtype=np.int64)].tobytes())
+        self._turn.extend(other._turn)
+        # Given away one by one, so that nothing is in memory twice for long.
+        for key in list(other.flows):
+            self._flow(*key).merge(other.flows.pop(key), sessions if key[1] else of_flows)
+        for cell in list(other.cells):
+            self._cell(*cell).merge(other.cells.pop(cell))
+        self.outcomes.update(other.outcomes)
+        self.ends.update(other.ends)
+        self.tokens_from.update(other.tokens_from)
+        self.stamp_source.update(other.stamp_source)
+        self.client_resource += other.client_resource
+        self.internal += other.internal
+        self.internal_detail = self.internal_detail or other.internal_detail
+        self.emulated = self.emulated or other.emulated
+
+    def _shared(self, batch: Batch) -> Ints:
+        """The number of each turn's session, whichever channel served it."""
+        names = self._of_flows.number((scenario, "", session) for scenario, _, session in batch.sessions)
+        return names[batch.session]
 
     def _kind(self, kind: Kind, count: int) -> None:
         self.outcomes[kind.outcome] += count

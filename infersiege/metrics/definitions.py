@@ -59,6 +59,14 @@ class Metric:
         """What a turn's value is divided by to be in the metric's unit."""
         return of.NS_PER_MS if self.unit == "ms" else 1
 
+    def __reduce__(self) -> tuple[Callable[[str], Metric], tuple[str]]:
+        """Pickled by name: what is counted of it may go to another process, its formulas can't."""
+        return _named, (self.name,)
+
+
+def _named(name: str) -> Metric:
+    return METRICS[name]
+
 
 def _distribution(
     name: str, title: str, description: str, formula: str, per_turn: PerTurn | None, **more: object

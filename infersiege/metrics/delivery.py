@@ -13,6 +13,7 @@ import numpy.typing as npt
 from infersiege.metrics.collect import Collector
 from infersiege.metrics.facts import AskedLoad, SteadyWindow
 from infersiege.metrics.flow import Flow
+from infersiege.metrics.lives import Alive
 from infersiege.records import Outcome
 
 Instants = npt.NDArray[np.int64]
@@ -86,9 +87,15 @@ def peak_alive(start_ns: Instants, end_ns: Instants, windows: Sequence[SteadyWin
 
 def users_alive(flows: Iterable[Flow], windows: Sequence[SteadyWindow]) -> float | None:
     """Mean sessions alive inside the windows, from the first due to the last end, think time included."""
-    flows = list(flows)
-    return mean_alive(
-        instants(flow.session_start for flow in flows), instants(flow.session_end for flow in flows), windows
+    return mean_alive(*_lives(flows)[:2], windows)
+
+
+def _lives(flows: Iterable[Flow]) -> Alive:
+    """All sessions of these flows."""
+    found = [flow.alive for flow in flows]
+    empty = np.empty(0, dtype=np.int64)
+    return (
+        Alive(*(np.concatenate(column) for column in zip(*found, strict=True))) if found else Alive(empty, empty, empty)
     )
 
 
@@ -133,13 +140,11 @@ def _switching(flows: Iterable[Flow], window: SteadyWindow) -> float:
     """Mean number of users between two sessions: each end is paired with the start that most likely followed it.
 
     Records don't name users. An end in good order was followed by a start within SWITCH_NS. A start without such an end
-    belongs to the oldest session that ended in failure, whose user pauses before the next one (`Flow.session_pause`):
+    belongs to the oldest session that ended in failure, whose user pauses before the next one (`Alive.pause_ns`):
     a server's outage is no load that we failed to deliver.
     """
-    flows = list(flows)
-    starts = np.sort(instants(flow.session_start for flow in flows)).tolist()
-    ends = instants(flow.session_end for flow in flows)
-    pauses = instants(flow.session_pause for flow in flows)
+    begun, ends, pauses = _lives(flows)
+    starts = np.sort(begun).tolist()
     well = np.sort(ends[pauses == 0]).tolist()
     broken = sorted(zip(ends[pauses > 0].tolist(), pauses[pauses > 0].tolist(), strict=True))
     between_ns, free, seen = 0, 0, 0

@@ -14,6 +14,7 @@ from infersiege.cost import billed_output_tokens
 from infersiege.metrics.batch import ABSENT, Ints, Kind, Mask, grouped, known
 from infersiege.metrics.columns import priced
 from infersiege.metrics.facts import SteadyWindow
+from infersiege.metrics.lives import Alive, Lives
 from infersiege.metrics.parts import Part
 from infersiege.records import EarlierAttempt, Outcome, Reason, TokensFrom, TurnRecord
 
@@ -59,6 +60,12 @@ class Bill:
         (self.costs if attempt.cost_from is TokensFrom.USAGE else self.estimated).append(attempt.cost)
         self.output_tokens += attempt.output_tokens
 
+    def merge(self, other: Bill) -> None:
+        """Add all that `other` has."""
+        self.costs.extend(other.costs)
+        self.estimated.extend(other.estimated)
+        self.output_tokens += other.output_tokens
+
 
 _CUT_SHORT = (Reason.RUN_END, Reason.STAGE_END, Reason.INTERRUPTED, Reason.BUDGET, Reason.STOPPED_EARLY)
 
@@ -79,14 +86,9 @@ class Flow:
         self.flight_start: array[int] = array("q")
         self.flight_end: array[int] = array("q")
         """sent_ns and closed_ns, for turns that have both."""
-        self.session_start: array[int] = array("q")
-        self.session_end: array[int] = array("q")
-        """First due_ns and last closed_ns of each session that began."""
-        self.session_pause: array[int] = array("q")
-        """How long its user may wait before the next one without being gone: 0 unless the session ended in failure."""
-        self._sessions: dict[str, int] = {}
-        self._thinking: dict[str, int] = {}
-        """Sessions that the end of the load met between two turns -> when their next turn was due."""
+        self._lives = Lives()
+        self._alive: Alive | None = None
+        """Of `_lives`, once somebody has asked."""
         self.tokens: list[int] = [0] * len(windows)
         """By window: tokens of turns whose answer lies wholly inside one."""
         self.token_parts: tuple[array[float], ...] = tuple(array("d") for _ in windows)
@@ -97,14 +99,45 @@ class Flow:
         self.routed = False
         """Some of its sessions are a hybrid channel's, which may have sent them elsewhere too."""
 
-    def add_sessions(self, part: Part) -> None:
-        """The part of these turns in the lives of their sessions."""
+    def add_sessions(self, part: Part, sessions: Ints) -> None:
+        """The part of these turns in the lives of their sessions. `sessions`: the number of each turn's."""
         batch = part.batch
+        self._alive = None
         begun = part.of(known(batch.ints("attempt_ns")))
-        for place in part.places[begun].tolist():
-            self._session(batch.turns[place])
-        for place in part.places[~begun & part.of(batch.where(lambda kind: kind.reason in _CUT_SHORT))].tolist():
-            self._thought(batch.turns[place])
+        due_ns, closed_ns = part.of(batch.ints("due_ns")), part.of(batch.ints("closed_ns"))
+        pause_ns = np.zeros(len(part), dtype=np.int64)
+        for place in np.flatnonzero(begun & part.of(batch.where(lambda kind: kind.outcome is Outcome.FAILED))).tolist():
+            asked_ns = batch.turns[part.places[place]].retry_after_ns or 0
+            pause_ns[place] = PAUSE_NS + min(max(asked_ns, 0), LONGEST_RETRY_NS)
+        end_ns = np.where(known(closed_ns), closed_ns, due_ns)
+        self._lives.add(sessions[begun], due_ns[begun], end_ns[begun], pause_ns[begun])
+        thinking = ~begun & part.of(batch.where(lambda kind: kind.reason in _CUT_SHORT))
+        self._lives.think(sessions[thinking], due_ns[thinking])
+
+    @property
+    def alive(self) -> Alive:
+        """When each of its sessions was."""
+        if self._alive is None:
+            self._alive = self._lives.alive()
+        return self._alive
+
+    def merge(self, other: Flow, sessions: Ints) -> None:
+        """Add all that `other` has. `sessions`: what its sessions' numbers are here (`Sessions.merge`)."""
+        self._alive = None
+        self._lives.merge(other._lives, sessions)
+        self.bill.merge(other.bill)
+        for mine, theirs in (
+            (self.sent, other.sent),
+            (self.finished, other.finished),
+            (self.flight_start, other.flight_start),
+            (self.flight_end, other.flight_end),
+        ):
+            mine.extend(theirs)
+        for index, (tokens, cut) in enumerate(zip(other.tokens, other.token_parts, strict=True)):
+            self.tokens[index] += tokens
+            self.token_parts[index].extend(cut)
+        self.by_chunk += other.by_chunk
+        self.routed = self.routed or other.routed
 
     def add(self, part: Part) -> None:
         """What these turns sent, brought and cost."""
@@ -159,30 +192,6 @@ class Flow:
         """Index of the window that holds each instant; -1: none does."""
         index = np.searchsorted(self._start_ns, at_ns, side="right") - 1
         return np.where((index >= 0) & (at_ns < self._end_ns[index]), index, -1)
-
-    def _session(self, turn: TurnRecord) -> None:
-        end_ns = turn.due_ns if turn.closed_ns is None else turn.closed_ns
-        pause_ns = 0
-        if turn.outcome is Outcome.FAILED:
-            pause_ns = PAUSE_NS + min(max(turn.retry_after_ns or 0, 0), LONGEST_RETRY_NS)
-        index = self._sessions.setdefault(turn.session_id, len(self.session_start))
-        if index == len(self.session_start):
-            self.session_start.append(turn.due_ns)
-            self.session_end.append(max(end_ns, self._thinking.pop(turn.session_id, end_ns)))
-            self.session_pause.append(pause_ns)
-            return
-        self.session_pause[index] = max(self.session_pause[index], pause_ns)
-        self.session_start[index] = min(self.session_start[index], turn.due_ns)
-        self.session_end[index] = max(self.session_end[index], end_ns)
-
-    def _thought(self, turn: TurnRecord) -> None:
-        """Its user was alive, and thinking, when the load ended: up to then it was load that was asked for."""
-        index = self._sessions.get(turn.session_id)
-        if index is None:
-            known = self._thinking.get(turn.session_id, turn.due_ns)
-            self._thinking[turn.session_id] = max(known, turn.due_ns)
-        else:
-            self.session_end[index] = max(self.session_end[index], turn.due_ns)
 
     def _credit(self, turn: TurnRecord, tokens: int) -> None:
         """Give a turn's tokens to the windows in which they arrived.

@@ -30,6 +30,11 @@ class RequestTally:
             if turn.earlier:
                 self.sent.update(attempt.channel for attempt in turn.earlier)
 
+    def merge(self, other: RequestTally) -> None:
+        """Add all that `other` counted."""
+        self.answered.update(other.answered)
+        self.sent.update(other.sent)
+
     def compared(self, served: Sequence[ServedRequests]) -> tuple[ServedRequests, ...]:
         """The same with what the records have."""
         return tuple(

@@ -16,6 +16,8 @@ from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.facts import RequestLimit
 from infersiege.metrics.goodput import GOOD, TurnLimits
 from infersiege.metrics.histogram import buckets_of
+from infersiege.metrics.lives import Sessions
+from infersiege.metrics.merging import add_counts
 from infersiege.records import Outcome, Phase, Reason, TurnRecord, WindowRow
 
 SECOND_NS = 1_000_000_000
@@ -47,6 +49,12 @@ class _Second:
     errors: Counter[str] = field(default_factory=Counter)
     histograms: dict[str, dict[int, int]] = field(default_factory=dict)
 
+    def merge(self, other: _Second) -> None:
+        add_counts(self.counts, other.counts)
+        add_counts(self.errors, other.errors)
+        for name, counts in other.histograms.items():
+            add_counts(self.histograms.setdefault(name, {}), counts)
+
 
 class _Series:
     """Seconds of one key, and the changes of its gauges."""
@@ -64,6 +72,15 @@ class _Series:
         if found is None:
             found = self.seconds[second] = _Second()
         return found
+
+    def merge(self, other: _Series) -> None:
+        """Add all that `other` has, which is used up."""
+        for second, one in other.seconds.items():
+            mine = self.seconds.setdefault(second, one)
+            if mine is not one:
+                mine.merge(one)
+        self.in_flight.update(other.in_flight)
+        self.users.update(other.users)
 
     def take_rows(self) -> Iterator[WindowRow]:
         in_flight = users = 0
@@ -99,12 +116,18 @@ class _Series:
 class Windows:
     """Filled with the turns of a run, batch by batch; `take_rows` gives what `windows` promises."""
 
-    def __init__(self, limits: Sequence[RequestLimit] = (), streamed: Mapping[str, bool] | None = None) -> None:
+    def __init__(
+        self,
+        limits: Sequence[RequestLimit] = (),
+        streamed: Mapping[str, bool] | None = None,
+        sessions: Sessions | None = None,
+    ) -> None:
+        """`sessions`: numbers that others use as well, to have them once."""
         self._limits = limits
         self._streamed = streamed or {}
         self._series: dict[Key, int] = {}
         self._list: list[_Series] = []
-        self._lives = _Lives()
+        self._lives = _Lives(Sessions() if sessions is None else sessions)
 
     def add_batch(self, batch: Batch) -> None:
         if not batch.turns:
@@ -122,6 +145,13 @@ class Windows:
         self._ends(batch, own, at_ns["ended"])
         self._lives.add_batch(batch, own)
 
+    def merge(self, other: Windows) -> None:
+        """Add all that `other` has of the same run: its turns are later ones. `other` is used up."""
+        numbers = [self._number_of(theirs.key) for theirs in other._list]
+        for number, theirs in zip(numbers, other._list, strict=True):
+            self._list[number].merge(theirs)
+        self._lives.merge(other._lives, np.array(numbers, dtype=np.int64))
+
     def take_rows(self) -> list[WindowRow]:
         """As `windows`. What was counted is given away, so that it is not in memory twice: nothing is left here."""
         self._lives.count(self._list)
@@ -131,11 +161,13 @@ class Windows:
         return sorted(rows, key=lambda row: (row.second, row.scenario, row.channel, row.stage, row.phase))
 
     def _number(self, kind: Kind) -> int:
-        key = (kind.scenario, kind.channel, kind.stage, kind.phase)
+        return self._number_of((kind.scenario, kind.channel, kind.stage, kind.phase))
+
+    def _number_of(self, key: Key) -> int:
         number = self._series.get(key)
         if number is None:
             number = self._series[key] = len(self._list)
-            streamed = self._streamed.get(kind.channel, True)
+            streamed = self._streamed.get(key[1], True)
             self._list.append(_Series(key, TurnLimits(self._limits, key[:3], streamed=streamed)))
         return number
 
@@ -225,45 +257,51 @@ _CUT_SHORT: Final = frozenset(
 class _Lives:
     """When each session was alive: from its first due time to its last end, think time included."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[str, str, str], int] = {}
-        """(scenario, channel, session) -> number, of those that began."""
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
         self._session, self._due_ns, self._closed_ns, self._series = (array("q") for _ in range(4))
         """Of each turn that was begun and ended."""
-        self._thinking: dict[tuple[str, str, str], int] = {}
+        self._thinking, self._thought_ns = array("q"), array("q")
+        """Of each turn that the end of the load kept from beginning: its session, when it was due."""
 
     def add_batch(self, batch: Batch, own: Ints) -> None:
         """`own`: the series of each turn."""
         begun = known(batch.ints("attempt_ns")) & known(batch.ints("closed_ns"))
-        numbers = self._numbers
-        names = (_session_of(batch.turns[place]) for place in batch.places(begun))
-        self._session.extend([numbers.setdefault(name, len(numbers)) for name in names])
+        thinking = ~begun & batch.where(lambda kind: kind.reason in _CUT_SHORT)
+        session, due_ns = self._sessions.of(batch), batch.ints("due_ns")
         for column, values in (
-            (self._due_ns, batch.ints("due_ns")),
-            (self._closed_ns, batch.ints("closed_ns")),
-            (self._series, own),
+            (self._session, session[begun]),
+            (self._due_ns, due_ns[begun]),
+            (self._closed_ns, batch.ints("closed_ns")[begun]),
+            (self._series, own[begun]),
+            (self._thinking, session[thinking]),
+            (self._thought_ns, due_ns[thinking]),
         ):
-            column.frombytes(values[begun].tobytes())
-        for place in batch.places(~begun & batch.where(lambda kind: kind.reason in _CUT_SHORT)):
-            turn = batch.turns[place]
-            name = _session_of(turn)
-            self._thinking[name] = max(turn.due_ns, self._thinking.get(name, turn.due_ns))
+            column.frombytes(values.tobytes())
+
+    def merge(self, other: _Lives, series: Ints) -> None:
+        """Add those of `other`. `series`: what the numbers of its series are here."""
+        sessions = self._sessions.merge(other._sessions)
+        for column, values in (
+            (self._session, sessions[_ints(other._session)]),
+            (self._due_ns, _ints(other._due_ns)),
+            (self._closed_ns, _ints(other._closed_ns)),
+            (self._series, series[_ints(other._series)]),
+            (self._thinking, sessions[_ints(other._thinking)]),
+            (self._thought_ns, _ints(other._thought_ns)),
+        ):
+            column.frombytes(values.tobytes())
 
     def count(self, series: Sequence[_Series]) -> None:
         """Count each session as a user of each turn's key from its due time to the next turn's."""
         if not self._session:
             return
-        session, due_ns, closed_ns, of = (
-            np.frombuffer(column, dtype=np.int64)
-            for column in (self._session, self._due_ns, self._closed_ns, self._series)
-        )
+        columns = (self._session, self._due_ns, self._closed_ns, self._series)
+        session, due_ns, closed_ns, of = map(_ints, columns)
         last_ns = int(closed_ns.max())
         # One that the end of the load met in its think time was alive until then.
-        until_ns = np.zeros(len(self._numbers), dtype=np.int64)
-        for name, thought_ns in self._thinking.items():
-            number = self._numbers.get(name)
-            if number is not None:
-                until_ns[number] = min(thought_ns, last_ns)
+        until_ns = np.zeros(len(self._sessions), dtype=np.int64)
+        np.maximum.at(until_ns, _ints(self._thinking), np.minimum(_ints(self._thought_ns), last_ns))
         order = np.lexsort((_ranks(series)[of], closed_ns, due_ns, session))
         session, due_ns, closed_ns, of = session[order], due_ns[order], closed_ns[order], of[order]
         end_ns = np.maximum(np.maximum(closed_ns, due_ns), until_ns[session])
@@ -283,8 +321,8 @@ def _ranks(series: Sequence[_Series]) -> Ints:
     return ranks
 
 
-def _session_of(turn: TurnRecord) -> tuple[str, str, str]:
-    return turn.scenario, turn.channel, turn.session_id
+def _ints(column: array[int]) -> Ints:
+    return np.frombuffer(column, dtype=np.int64) if column else np.empty(0, dtype=np.int64)
 
 
 def _codes(series: Ints, seconds: Ints) -> Ints:

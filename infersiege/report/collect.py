@@ -13,6 +13,7 @@ from infersiege.metrics.batch import Batch, Ints, Mask, batches, grouped, known
 from infersiege.metrics.columns import in_whole_ns, values_of
 from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.histogram import Histogram
+from infersiege.metrics.merging import add_counts
 from infersiege.metrics.parts import Part, parts
 from infersiege.records import Outcome, TurnRecord
 from infersiege.redact import scrub
@@ -54,6 +55,15 @@ class ByTurn:
         self.prompt_n = 0
         self.cached = 0
         self.known_cache_prompt = 0
+
+    def merge(self, other: ByTurn) -> None:
+        """Add all that `other` has."""
+        self.n += other.n
+        self.ttft.merge(other.ttft)
+        self.prompt += other.prompt
+        self.prompt_n += other.prompt_n
+        self.cached += other.cached
+        self.known_cache_prompt += other.known_cache_prompt
 
     @property
     def cache_share(self) -> float | None:
@@ -111,7 +121,26 @@ class Collected(msgspec.Struct, kw_only=True):
             _by_turn(self, scenario, part, part.of(shown))
         _keep_slowest(self._heap, batch, shown)
 
+    def merge(self, other: Collected) -> None:
+        """Add all that `other` has, of later turns; it is used up."""
+        for key, shape in other.shapes.items():
+            self.shapes.setdefault(key, Histogram()).merge(shape)
+        for scenario, gaps in other.gaps.items():
+            add_counts(self.gaps.setdefault(scenario, {}), gaps)
+        for second, tokens in other.tokens_by_second.items():
+            self.tokens_by_second[second] = self.tokens_by_second.get(second, 0.0) + tokens
+        for name, seconds in other.errors_by_second.items():
+            add_counts(self.errors_by_second.setdefault(name, {}), seconds)
+        self.examples = other.examples | self.examples
+        for mine, theirs in ((self.errors, other.errors), (self.reasons, other.reasons), (self.flags, other.flags)):
+            add_counts(mine, theirs)
+        for place, row in other.by_turn.items():
+            self.by_turn.setdefault(place, ByTurn()).merge(row)
+        for slow in other._heap:
+            _keep(self._heap, slow)
 
+
+_TOKEN_STEPS = 1 << 20
 _PER_TURN = tuple(METRICS[name] for name in ("ttft", "tpot", "e2e", "lateness"))
 
 
@@ -126,7 +155,8 @@ def collect(turns: Iterable[TurnRecord]) -> Collected:
 def _tokens(made: Collected, batch: Batch) -> None:
     chunks, output = batch.ints("chunks"), batch.ints("output_tokens")
     told = (chunks > 0) & known(output)
-    each = np.where(told, output, 0) / np.where(told, chunks, 1)
+    # In steps of 2**-20 of a token: sums of these are exact, and so the same in whatever order turns are added.
+    each = np.rint(np.where(told, output, 0) / np.where(told, chunks, 1) * _TOKEN_STEPS) / _TOKEN_STEPS
     found = batch.sparse("chunks_by_second")
     entries = told[found.turn]
     seconds, inverse = np.unique(found.key[entries], return_inverse=True)
@@ -210,7 +240,11 @@ def _keep_slowest(heap: list[Slow], batch: Batch, shown: Mask) -> None:
             turn.output_tokens,
             turn.finish_reason,
         )
-        if len(heap) < SLOWEST:
-            heapq.heappush(heap, slow)
-        elif slow > heap[0]:
-            heapq.heapreplace(heap, slow)
+        _keep(heap, slow)
+
+
+def _keep(heap: list[Slow], slow: Slow) -> None:
+    if len(heap) < SLOWEST:
+        heapq.heappush(heap, slow)
+    elif slow > heap[0]:
+        heapq.heapreplace(heap, slow)

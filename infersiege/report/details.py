@@ -81,6 +81,14 @@ class ByLength:
         self.output = 0
         self.output_n = 0
 
+    def merge(self, other: ByLength) -> None:
+        """Add all that `other` has."""
+        self.n += other.n
+        for mine, theirs in ((self.ttft, other.ttft), (self.tpot, other.tpot), (self.e2e, other.e2e)):
+            mine.merge(theirs)
+        self.output += other.output
+        self.output_n += other.output_n
+
     @property
     def output_mean(self) -> float | None:
         return self.output / self.output_n if self.output_n else None
@@ -138,6 +146,23 @@ class Details(msgspec.Struct, kw_only=True):
         for metric in RANKED:
             _keep_slowest(self._heaps.setdefault(metric, []), batch, shown, metric)
 
+    def merge(self, other: Details) -> None:
+        """Add what `other` saw of later turns; it is used up. `clients` and `health` are not of turns."""
+        for place, row in other.by_length.items():
+            self.by_length.setdefault(place, ByLength()).merge(row)
+        for mine, theirs in ((self.server_ttft, other.server_ttft), (self.client_ttft, other.client_ttft)):
+            for second, shape in theirs.items():
+                mine.setdefault(second, Histogram()).merge(shape)
+        for name, examples in other.examples.items():
+            for example in examples:
+                _keep_example(self.examples.setdefault(name, []), example)
+        for flag, collapsed in other.collapsed.items():
+            mine_of = self.collapsed.setdefault(flag, [])
+            mine_of += collapsed[: EXAMPLES - len(mine_of)]
+        for metric, slow in other._heaps.items():
+            for one in slow:
+                _keep(self._heaps.setdefault(metric, []), one)
+
 
 def length_bounds(place: int) -> tuple[int, int]:
     """Tokens from (with) and to (without) of a bin of prompt lengths."""
@@ -188,11 +213,14 @@ def _example(made: Details, turn: TurnRecord) -> None:
     if len(found) >= EXAMPLES:
         return
     detail = scrub(turn.error_detail or "")
-    if any(one.detail == detail for one in found):
-        return
     at_ns = next((at for at in (turn.closed_ns, turn.attempt_ns) if at is not None), turn.due_ns)
     where = (turn.request_id, turn.channel, turn.replica, turn.http_status, turn.scenario, turn.turn)
-    found.append(ErrorExample(detail, at_ns, *where))
+    _keep_example(found, ErrorExample(detail, at_ns, *where))
+
+
+def _keep_example(found: list[ErrorExample], example: ErrorExample) -> None:
+    if len(found) < EXAMPLES and all(one.detail != example.detail for one in found):
+        found.append(example)
 
 
 def _collapsed(made: Details, turn: TurnRecord) -> None:
@@ -220,10 +248,14 @@ def _keep_slowest(heap: list[SlowTurn], batch: Batch, shown: Mask, metric: str) 
     for place in places.tolist():
         ttft_ns, e2e_ns = (int(whole[name][place]) if found[name].given[place] else None for name in RANKED)
         slow = _slow_turn(int(by[place]), batch.turns[place], ttft_ns, e2e_ns)
-        if len(heap) < SLOWEST:
-            heapq.heappush(heap, slow)
-        elif slow > heap[0]:
-            heapq.heapreplace(heap, slow)
+        _keep(heap, slow)
+
+
+def _keep(heap: list[SlowTurn], slow: SlowTurn) -> None:
+    if len(heap) < SLOWEST:
+        heapq.heappush(heap, slow)
+    elif slow > heap[0]:
+        heapq.heapreplace(heap, slow)
 
 
 def _slow_turn(value_ns: int, turn: TurnRecord, ttft_ns: int | None, e2e_ns: int | None) -> SlowTurn:

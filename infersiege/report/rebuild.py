@@ -18,6 +18,7 @@ from infersiege.metrics import client
 from infersiege.metrics.batch import Batch, Observer
 from infersiege.metrics.collect import Collector
 from infersiege.metrics.facts import AskedLoad, RunFacts, SteadyWindow
+from infersiege.metrics.lives import Sessions
 from infersiege.metrics.served import RequestTally, disagreements
 from infersiege.metrics.summary import summary_of
 from infersiege.metrics.windows import Windows
@@ -28,8 +29,9 @@ from infersiege.records import ClientHealth, EventRow, SeriesRow, Summary, Verdi
 from infersiege.report.collect import Collected
 from infersiege.report.details import Details
 from infersiege.report.html import render
+from infersiege.report.pieces import observe, observe_in_pieces
 from infersiege.report.words import ENGLISH, Words
-from infersiege.rundir import SERIES, LeftOut, PlanFile, RunDirectory, StageFacts, StreamFacts, span_of_run
+from infersiege.rundir import SERIES, TURNS, LeftOut, PlanFile, RunDirectory, StageFacts, StreamFacts, span_of_run
 from infersiege.schedule import SECOND_NS, expected
 
 SERIES_AROUND_NS = 30 * 1_000_000_000
@@ -70,6 +72,14 @@ class _Span:
         # An absent instant is the smallest number of all.
         last_ns = max(int(batch.ints(name).max()) for name in ("due_ns", "sent_ns", "closed_ns"))
         first_ns = int(due_ns.min())
+        self._see(first_ns, last_ns)
+
+    def merge(self, other: _Span) -> None:
+        """Add what `other` knows."""
+        if other.first_ns is not None and other.last_ns is not None:
+            self._see(other.first_ns, other.last_ns)
+
+    def _see(self, first_ns: int, last_ns: int) -> None:
         self.first_ns = first_ns if self.first_ns is None else min(self.first_ns, first_ns)
         self.last_ns = last_ns if self.last_ns is None else max(self.last_ns, last_ns)
 
@@ -140,7 +150,7 @@ def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequen
     )
 
 
-def read(run: RunDirectory, also: Sequence[Observer] = ()) -> Rebuilt:
+def read(run: RunDirectory, also: Sequence[Observer] = (), *, processes: int | None = None) -> Rebuilt:
     """Read the run and put its figures together; writes nothing.
 
     One pass over the turns, none of which is kept; a run that did not end by itself takes one more before it, to learn
@@ -154,14 +164,12 @@ def read(run: RunDirectory, also: Sequence[Observer] = ()) -> Rebuilt:
     left_out = LeftOut()
     started_ns, ended_ns = _when(run, file)
     facts = run_facts(file, started_ns=started_ns, ended_ns=ended_ns)
-    rows, collector = Windows(facts.limits, facts.streamed), Collector(facts)
+    sessions = Sessions()
+    rows, collector = Windows(facts.limits, facts.streamed, sessions), Collector(facts, sessions)
     collected, clients, requests = Collected(), client.ClientWatch(), RequestTally()
     details = Details(clients=clients)
     observers: tuple[Observer, ...] = (rows, collector, collected, clients, requests, details, *also)
-    span = span_of_run(file.created_ns, file.ended_ns)
-    for batch in run.read_turn_batches(noticed.append, span=span, left_out=left_out):
-        for observer in observers:
-            observer.add_batch(batch)
+    _observe(run, file, observers, noticed.append, left_out, processes=processes)
     events = _events(run, noticed)
     collector.facts = msgspec.structs.replace(
         facts,
@@ -198,12 +206,26 @@ def read(run: RunDirectory, also: Sequence[Observer] = ()) -> Rebuilt:
     )
 
 
+def _observe(
+    run: RunDirectory,
+    file: PlanFile,
+    observers: Sequence[Observer],
+    on_torn: Callable[[str], None] | None = None,
+    left_out: LeftOut | None = None,
+    *,
+    processes: int | None = None,
+) -> None:
+    """Show all turns to observers that have seen none. Arguments and errors as those of `read_turn_batches`."""
+    span = span_of_run(file.created_ns, file.ended_ns)
+    if not observe_in_pieces(run.path / TURNS, span, observers, processes=processes):
+        observe(run.read_turn_batches(on_torn, span=span, left_out=left_out), observers)
+
+
 def _when(run: RunDirectory, file: PlanFile) -> tuple[int, int]:
     """(start, end) of the run in ns, from its turns where the plan does not tell."""
     seen = _Span()
     if file.started_ns is None or file.ended_ns is None:
-        for batch in run.read_turn_batches(span=span_of_run(file.created_ns, file.ended_ns)):
-            seen.add_batch(batch)
+        _observe(run, file, (seen,))
     started_ns = next((at for at in (file.started_ns, seen.first_ns) if at is not None), file.created_ns)
     return started_ns, next((at for at in (file.ended_ns, seen.last_ns) if at is not None), started_ns)
 
