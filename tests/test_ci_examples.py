@@ -220,6 +220,40 @@ def test_the_figures_of_main_are_kept_and_used(tmp_path: Path) -> None:
         assert (tmp_path / "results" / "run-5" / "junit.xml").is_file()
 
 
+GH = """#!/bin/sh
+echo "$*" >> asked.txt
+case "$2" in
+  list) printf '%s' "$NEWEST" ;;
+  download) [ "$3" = 42 ] && echo kept > baseline.json ;;
+esac
+"""
+"""In place of GitHub's own program: it knows the run 42."""
+
+
+@pytest.mark.parametrize(
+    ("newest", "code", "asked"),
+    [
+        ("42", 0, ["run list", "run download 42 --name load-baseline"]),
+        ("", 5, ["run list"]),
+        ("41", 5, ["run list", "run download 41 --name load-baseline"]),
+    ],
+    ids=["there", "main never ran", "artifact expired"],
+)
+def test_github_fetches_the_figures_of_main(tmp_path: Path, newest: str, code: int, asked: list[str]) -> None:
+    """With the newest good run on main of the workflow that docs/ci.md has people copy."""
+    job = Job(tmp_path, 0, "")
+    (tmp_path / "gh").write_text(GH, encoding="utf-8")
+    (tmp_path / "gh").chmod(0o755)
+    script = f"PATH=$PWD:$PATH\n{github_steps('github-baseline.yml')['Fetch the baseline of main']}"
+    ended, said = job.shell(script, "-e", NEWEST=newest)
+    assert ended == code, said
+    told = (tmp_path / "asked.txt").read_text(encoding="utf-8").splitlines()
+    assert "--workflow load-baseline.yml --branch main --event push --status success --limit 1" in told[0]
+    assert [told[0][:8], *told[1:]] == asked
+    assert ("::error::main has no baseline" in said) == (code == 5)
+    assert (tmp_path / "baseline.json").is_file() == (code == 0)
+
+
 @pytest.mark.slow
 def test_gitlab_keeps_the_figures_in_its_registry(tmp_path: Path) -> None:
     """What one job puts there is what the other one gets; and one that gets nothing says so."""
