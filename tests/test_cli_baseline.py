@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -123,12 +124,25 @@ def test_show(infersiege: Call, saved: Path) -> None:
     assert "short-qa: ttft p50" in infersiege("baseline", "show", saved, "--all")[1]
 
 
+def with_ttft(baseline: dict[str, Any], **changes: Any) -> str:
+    """The file with other facts of ttft p50, over all of a run."""
+    figures = [
+        {**one, **changes} if (one["metric"], one.get("stat")) == ("ttft", "p50") else one
+        for one in baseline["figures"]
+    ]
+    return json.dumps({**baseline, "figures": figures})
+
+
 @pytest.mark.parametrize(
     ("words", "says", "reason"),
     [
         (["gate", "RUN", "--allow", "gpu"], "mean nothing without --baseline", "nothing to allow"),
         (["gate", "RUN", "--baseline"], "requires an argument", "the value was forgotten"),
-        (["gate", "RUN", "--baseline", "absent"], "absent: there is no such run directory", "no such baseline"),
+        (
+            ["gate", "RUN", "--baseline", "absent"],
+            "absent: there is no such run directory, and no baseline",
+            "no such baseline",
+        ),
         (["gate", "RUN", "--baseline", "FILE", "--allow", "gpux"], "no such word", "a typing error"),
         (["gate", "RUN", "--baseline", "FILE", "RUN"], "stands for a whole baseline", "a file and something else"),
         (["gate", "RUN", "--baseline", "OTHER"], "other.json: is no baseline", "another JSON file"),
@@ -136,6 +150,16 @@ def test_show(infersiege: Call, saved: Path) -> None:
         (["gate", "RUN", "--baseline", "TORN"], "torn.json: is no baseline", "half a file"),
         (["gate", "RUN", "--baseline", "SHORT"], "was damaged", "a value was taken out"),
         (["gate", "RUN", "--baseline", "WRONG"], "is no baseline: Expected", "edited by hand"),
+        (["gate", "RUN", "--baseline", "HUGE"], "1e+308 ms is no ttft p50 of a run", "what is computed would overflow"),
+        (["gate", "RUN", "--baseline", "HUGE-INT"], "is no baseline: Number out of range", "10**400"),
+        (["gate", "RUN", "--baseline", "NAN"], "is no baseline: JSON is malformed", "NaN is no JSON"),
+        (["gate", "RUN", "--baseline", "WIDE"], "runs can't differ so in ttft p50", "a floor of nonsense"),
+        (["gate", "RUN", "--baseline", "MANY"], "runs can't differ so in ttft p50", "runs that nobody can count to"),
+        (["baseline", "show", "LATE"], "a time in it is in no calendar", "10**400 ns since 1970"),
+        (["baseline", "show", "EARLY"], "a time in it is in no calendar", "before 1970"),
+        (["baseline", "show", "NONE"], "it holds no runs", "nothing to hold anything against"),
+        (["baseline", "show", "COUNTED"], "no run has so many values of ttft p50", "10**400 turns"),
+        (["baseline", "save", "RUN", "--floor", "HUGE", "--out", "new.json"], "is no ttft p50 of a run", "as a floor"),
         (["baseline", "save", "RUN", "--out", "OTHER"], "is no baseline", "another file would be lost"),
         (["baseline", "save", "RUN", "--out", "FOLDER"], "is a directory", "no place for it"),
         (["baseline", "show", "RUN"], "can't be read", "a directory"),
@@ -155,6 +179,15 @@ def test_what_is_wrong_is_said_in_one_line(
         "TORN": saved.read_text()[:500],
         "SHORT": json.dumps(short),
         "WRONG": json.dumps({**good, "runs": [1]}),
+        "HUGE": with_ttft(good, values=[1e308] * 5),
+        "HUGE-INT": with_ttft(good, values=[10**400] * 5),
+        "NAN": with_ttft(good, values=[float("nan")] * 5),
+        "WIDE": with_ttft(good, floor={"deviation": 1e9, "runs": 5}),
+        "MANY": with_ttft(good, floor={"deviation": 0.1, "runs": 10**18}),
+        "COUNTED": with_ttft(good, n=[10**400] * 5),
+        "LATE": json.dumps({**good, "saved_ns": 10**400}),
+        "EARLY": json.dumps({**good, "runs": [{**good["runs"][0], "created_ns": -1}, *good["runs"][1:]]}),
+        "NONE": json.dumps({**good, "runs": [], "figures": []}),
     }
     places = {"RUN": sides["base"] / "run-1", "FILE": saved, "FOLDER": tmp_path}
     for name, text in texts.items():

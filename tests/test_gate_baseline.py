@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,8 @@ from hypothesis import strategies as st
 
 from infersiege.errors import ExitCode, UsageError
 from infersiege.gate import judge
-from infersiege.gate.baseline import Baseline, with_floors
+from infersiege.gate.baseline import LEAST, MOST, MOST_COUNTED, WIDEST, Baseline, damage, with_floors
+from infersiege.gate.change import Floor
 from infersiege.gate.comparable import FREE, WORDS, allowed_words, differences, facts_of
 from infersiege.gate.relative import COMPARABLE, against, with_baseline, without_baseline_rules
 from infersiege.plan.quality_schema import Quality
@@ -371,6 +374,36 @@ def test_a_baseline_is_small_fits_its_schema_and_comes_back_the_same() -> None:
     assert len(data) < 100_000
     assert msgspec.json.decode(data, type=Baseline) == base
     jsonschema.validate(msgspec.json.decode(data), schemas()["baseline.schema.json"])
+
+
+BASE = side("base")
+FIGURES = st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from((0.0, LEAST, MOST, -MOST, 1.0)))
+
+
+@given(
+    st.lists(FIGURES, min_size=5, max_size=5),
+    st.lists(st.integers(0, MOST_COUNTED), min_size=5, max_size=5),
+    st.none() | st.builds(Floor, deviation=st.floats(0, WIDEST), runs=st.integers(1, 40)),
+    st.sampled_from((1, 5)),
+)
+def test_figures_that_are_no_damage_can_be_judged_whatever_they_are(
+    values: list[float], n: list[int], floor: Floor | None, runs: int
+) -> None:
+    """Of one run and of five: no overflow, no figure that is none."""
+    changes = {"values": tuple(values), "n": tuple(n), "floor": floor}
+    figures = tuple(
+        msgspec.structs.replace(one, **changes) if one.metric in ("ttft", "error_share") else one
+        for one in BASE.figures
+    )
+    odd = msgspec.structs.replace(BASE, figures=figures)
+    if any(value and not LEAST <= abs(value) <= MOST for value in values):
+        assert re.search("is no (ttft|error_share)", damage(odd) or "")
+        return
+    assert damage(odd) is None
+    shares = Slo(metric="error_share", relative_max=0.01)
+    for rule in against((*RELATIVE, shares), side("new", runs=runs), odd).rules:
+        for value in (rule.baseline, rule.value, rule.change, rule.change_low, rule.change_high):
+            assert value is None or math.isfinite(value), rule
 
 
 def test_a_baseline_holds_no_address_no_place_and_no_long_text() -> None:

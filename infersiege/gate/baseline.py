@@ -88,6 +88,38 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     figures: tuple[Figures, ...]
 
 
+LATEST_NS = 253_402_300_799 * 1_000_000_000
+"""The last second of the year 9999: calendars end there."""
+MOST, LEAST = 1e15, 1e-15
+"""Size of a figure: no unit of METRICS takes a run beyond, and what is computed of such figures can't overflow."""
+WIDEST, MOST_RUNS = 100.0, 1_000_000
+"""Of a floor: a deviation of logarithms, and the runs that it was measured on."""
+MOST_COUNTED = 2**53
+
+
+def damage(baseline: Baseline) -> str | None:
+    """What no file of `baseline save` has, in words; None: it may be one."""
+    if not baseline.runs:
+        return "it holds no runs"
+    if not all(0 <= at <= LATEST_NS for at in (baseline.saved_ns, *(run.created_ns for run in baseline.runs))):
+        return "a time in it is in no calendar"
+    if not all(0 <= run.turns <= MOST_COUNTED for run in baseline.runs):
+        return "no run has so many turns"
+    for figures in baseline.figures:
+        what = f"{figures.metric} {figures.stat or ''}".strip()
+        if len(figures.values) != len(baseline.runs) or len(figures.n) != len(baseline.runs):
+            return "some figures do not have a value for each run"
+        for value in figures.values:
+            if value and not LEAST <= abs(value) <= MOST:
+                return f"{value:.3g} {figures.unit} is no {what} of a run"
+        if not all(n is None or 0 <= n <= MOST_COUNTED for n in figures.n):
+            return f"no run has so many values of {what}"
+        floor = figures.floor
+        if floor is not None and not (0 <= floor.deviation <= WIDEST and 1 <= floor.runs <= MOST_RUNS):
+            return f"runs can't differ so in {what}"
+    return None
+
+
 def is_share(metric: str) -> bool:
     """Compared as a difference in points; others as a ratio."""
     return metric in METRICS and METRICS[metric].unit == "ratio"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from infersiege.errors import UsageError
-from infersiege.gate.baseline import KIND, SCHEMA, Baseline, Observed, side_of
+from infersiege.gate.baseline import KIND, SCHEMA, Baseline, Observed, damage, side_of
 from infersiege.report.rebuild import Rebuilt, read
 from infersiege.rundir import PLAN, RunDirectory
 from infersiege.rundir.files import pretty, reason_of
@@ -22,7 +23,7 @@ class _Head(msgspec.Struct):
     """What any version of the file has."""
 
     kind: str = ""
-    schema_version: int = 0
+    schema_version: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
 
 
 def runs_in(path: Path) -> tuple[Path, ...]:
@@ -54,6 +55,12 @@ def side_from(paths: Sequence[Path], *, now_ns: int) -> Baseline:
         )
     if files:
         return read_baseline(files[0])
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(
+                f"{path}: there is no such run directory, and no baseline file",
+                hint="name a file of `infersiege baseline save`, run directories, or a folder of them",
+            )
     runs = unique(run for path in paths for run in runs_in(path))
     name = paths[0].name or str(paths[0])
     return side_of(
@@ -89,8 +96,8 @@ def read_baseline(path: Path) -> Baseline:
         found = msgspec.json.decode(data, type=Baseline)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is no baseline: {error}", hint=hint) from None
-    if any(len(figures.values) != len(found.runs) or len(figures.n) != len(found.runs) for figures in found.figures):
-        raise UsageError(f"{path}: was damaged: some figures do not have a value for each run", hint="save it anew")
+    if (why := damage(found)) is not None:
+        raise UsageError(f"{path}: was damaged: {why}", hint="save it anew")
     return found
 
 
