@@ -473,6 +473,9 @@ def test_files_for_documents_and_programs(two: tuple[Path, Path], tmp_path: Path
     assert len(titles) == len(set(titles)) and titles[-3:] == ["Verdict", "Turns ok", "Runs"]
     assert "TTFT p50 ms" in titles
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "t.csv", "t.json", "t.md"]
+    command(two[1], *options, cwd=tmp_path)  # its own files are written over, also those of another comparison
+    again = csv.DictReader((tmp_path / "t.csv").read_text(encoding="utf-8").splitlines())
+    assert len({row["column"] for row in again}) == 1
 
 
 HOSTILE = "=cmd|<script>alert(1)</script>&\"'`*_[x](y)\x1b[31m"
@@ -522,20 +525,32 @@ def test_a_name_that_is_a_formula_is_text_in_a_spreadsheet(two: tuple[Path, Path
     ("arguments", "says"),
     [
         (("--html", "x.html", "--no-html"), "--html and --no-html exclude each other"),
-        (("--reference", "nobody"), "--reference nobody: there is no such column"),
-        (("--csv", "nowhere/t.csv", "--no-html"), "nowhere/t.csv: can't be written: no such file or directory"),
+        (("--reference", "nobody", "--no-html"), "--reference nobody: there is no such column"),
+        (("--csv", "nowhere/t.csv", "--no-html"), "nowhere/t.csv: can't be written: No such file or directory"),
         (("--by", "weekday"), "invalid value for '--by'"),
-        ((), "compare.html: is there, and no page of this command"),
+        ((), "compare.html: is there already, and is no page of `infersiege compare`"),
+        (("--html", "compare.html"), "compare.html: is there already, and is no page of `infersiege compare`"),
+        (
+            ("--markdown", "plan.toml", "--no-html"),
+            "plan.toml: is there already, and is no Markdown of `infersiege com",
+        ),
+        (("--csv", "plan.toml", "--no-html"), "plan.toml: is there already, and is no CSV of `infersiege compare`"),
+        (("--json", "plan.toml", "--no-html"), "plan.toml: is there already, and is no JSON of `infersiege compare`"),
+        (("--markdown", "t", "--csv", "./t", "--no-html"), "--markdown and --csv both name t"),
+        (("--csv", "-", "--json", "/dev/stdout", "--no-html"), "--csv and --json both name /dev/stdout"),
     ],
 )
 def test_what_cannot_be_done_is_told(
     two: tuple[Path, Path], tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     (tmp_path / "compare.html").write_text("<html>mine</html>")
+    (tmp_path / "plan.toml").write_text("[run]\n")
     ended = command(*two, *arguments, cwd=tmp_path, code=2)
     assert says in ended.stderr.lower() if "invalid" in says else says in ended.stderr
     assert "hint: " in ended.stderr
     assert (tmp_path / "compare.html").read_text() == "<html>mine</html>"
+    assert (tmp_path / "plan.toml").read_text() == "[run]\n"
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_run_directories_are_only_read(two: tuple[Path, Path], tmp_path: Path) -> None:

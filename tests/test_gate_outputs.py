@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from infersiege import gate
-from infersiege.cli.announce import announce
+from infersiege.cli.announce import announce, check_markdown
+from infersiege.errors import UsageError
 from infersiege.metrics.summary import summarise
 from infersiege.plan.schema import Slo
 from infersiege.records import RuleResult, StoppedEarly, Summary, Verdict
@@ -282,7 +283,8 @@ def test_markdown_goes_to_its_file_and_is_added_to_the_summary_of_the_job(
 ) -> None:
     summary, step, file = gated((BROKEN,)), tmp_path / "step.md", tmp_path / "verdict.md"
     step.write_text("before\n", encoding="utf-8")
-    file.write_text("old", encoding="utf-8")
+    file.write_text(markdown(gated((HOLDS,))), encoding="utf-8")
+    check_markdown(file)
     environ = {"GITHUB_STEP_SUMMARY": str(step), "GITHUB_ACTIONS": "true"}
     assert announce([summary], file, environ) == ()
     assert file.read_text("utf-8") == markdown(summary)
@@ -294,4 +296,37 @@ def test_markdown_goes_to_its_file_and_is_added_to_the_summary_of_the_job(
 
 def test_a_file_that_cannot_be_written_is_told_and_changes_nothing(tmp_path: Path) -> None:
     (fault,) = announce([gated((HOLDS,))], tmp_path / "no" / "verdict.md", {})
-    assert "verdict.md: the verdict in Markdown can't be written: No such file or directory" in str(fault)
+    assert "verdict.md: can't be written: No such file or directory" in str(fault)
+
+
+NOT_OURS = [
+    (b"[run]\nname = 'x'\n", "a plan"),
+    (b"# infersiege\n", "a document about us"),
+    (b"\n### infersiege: PASS", "not as ours begins"),
+    (bytes(range(256)), "no text"),
+]
+
+
+@pytest.mark.parametrize(("data", "why"), NOT_OURS, ids=[why for _, why in NOT_OURS])
+def test_a_file_that_is_no_verdict_is_not_written_over(tmp_path: Path, data: bytes, why: str) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_bytes(data)
+    with pytest.raises(
+        UsageError, match=r"plan\.toml: is there already, and is no verdict of `infersiege gate`"
+    ) as told:
+        check_markdown(file)
+    assert told.value.hint == "name another file, or remove this one" and file.read_bytes() == data, why
+
+
+def test_an_empty_file_and_standard_output_are_places_for_a_verdict(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """`mktemp` makes the one; a pipe behind the other gets the text and nothing before it is lost."""
+    summary, file = gated((HOLDS,)), tmp_path / "made"
+    file.touch()
+    for place in (file, Path("-"), None):
+        check_markdown(place)
+    print("before")
+    assert announce([summary], file, {}) == announce([summary], Path("-"), {}) == ()
+    assert file.read_text("utf-8") == markdown(summary)
+    assert capfdbinary.readouterr().out == f"before\n{markdown(summary)}".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,19 @@ def markdown_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--markdown FILE`, the same for `gate` and `run --gate`."""
     return click.option(
         "--markdown",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Write the verdict as Markdown, for a comment on a pull request.",
+        help="Write the verdict as Markdown, for a comment on a pull request; `-` is standard output.",
     )(command)
+
+
+def check_markdown(file: Path | None) -> None:
+    """Before the work: raises UsageError where the verdict can't be written, or would take another file's place."""
+    from infersiege.cli.destination import check_remade
+    from infersiege.report.markdown import HEADING
+
+    if file is not None:
+        check_remade(file, lambda head: head.startswith(HEADING.encode()), "verdict of `infersiege gate` in Markdown")
 
 
 def announce(
@@ -37,28 +47,38 @@ def announce(
     from infersiege.report.annotations import github_annotations
     from infersiege.report.markdown import markdown
 
-    text = "\n".join(markdown(summary) for summary in summaries)
-    unwritten = []
+    data = "\n".join(markdown(summary) for summary in summaries).encode("utf-8", "replace")
     step = environ.get("GITHUB_STEP_SUMMARY")
-    for path, mode in ((file, "w"), (Path(step) if step else None, "a")):
-        fault = None if path is None else _write(path, mode, text)
-        if fault is not None:
-            unwritten.append(fault)
+    faults = (None if file is None else _write(file, data), _add(Path(step), data) if step else None)
     if environ.get("GITHUB_ACTIONS") == "true":
         for summary in summaries:
             for line in github_annotations(summary):
                 click.echo(line)
-    return tuple(unwritten)
+    return tuple(fault for fault in faults if fault is not None)
 
 
-def _write(path: Path, mode: str, text: str) -> InfersiegeError | None:
+def _write(path: Path, data: bytes) -> InfersiegeError | None:
+    from infersiege.cli.destination import destination
     from infersiege.errors import UsageError
 
-    data = text.encode("utf-8", "replace")
-    if mode == "a" and len(data) > MOST_BYTES:
+    sys.stdout.flush()  # what was said before, where both go to the same place
+    try:
+        with destination(path, force=True) as file:
+            file.write(data)
+            file.flush()
+    except UsageError as error:
+        return error
+    return None
+
+
+def _add(path: Path, data: bytes) -> InfersiegeError | None:
+    """To the summary of a job."""
+    from infersiege.errors import UsageError
+
+    if len(data) > MOST_BYTES:
         data = data[:MOST_BYTES].decode("utf-8", "ignore").encode() + b"\n\n(cut: see junit.xml)\n"
     try:
-        with path.open(f"{mode}b") as file:
+        with path.open("ab") as file:
             file.write(data)
     except OSError as error:
         return UsageError(f"{path}: the verdict in Markdown can't be written: {error.strerror or error}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +71,8 @@ def compare(
 
     if html is not None and no_html:
         raise UsageError("--html and --no-html exclude each other", hint="leave one out")
+    page = None if no_html else html or PAGE
+    check_outputs({"--html": page, "--markdown": markdown, "--csv": table, "--json": data})
     named = named_runs(runs)
     sources = [source_of(one, by) for one in named]
     columns, notes = columns_of(sources, each=each)
@@ -81,42 +85,48 @@ def compare(
     if len(columns) == 1:
         click.echo("note: one column compares with nothing; name more runs, or use --by", err=True)
     shapes = {column.name: [member.cut.shape.by_metric for member in column.members] for column in columns}
-    if not no_html:
-        _write_page(html, lambda: render(found, shapes))
+    if page is not None:
+        _write(page, render(found, shapes))
     if markdown is not None:
-        _write(markdown, markdown_table(found), "--markdown")
+        _write(markdown, markdown_table(found))
     if table is not None:
-        _write(table, csv_table(found), "--csv")
+        _write(table, csv_table(found))
     if data is not None:
-        _write(data, pretty(found).decode(), "--json")
+        _write(data, pretty(found).decode())
 
 
-def _write_page(path: Path | None, render: Callable[[], str]) -> None:
-    """The page; without a path compare.html, which must not be somebody else's."""
+def check_outputs(named: Mapping[str, Path | None]) -> None:
+    """Before the runs are read. Raises UsageError: one can't be written, or is a file that is not of this option."""
+    from infersiege.cli.destination import check_remade, is_standard_output
+    from infersiege.compare.comparison import KIND
+    from infersiege.compare.documents import CSV_HEADER, MARKDOWN_HEAD
     from infersiege.compare.page import MARK
     from infersiege.errors import UsageError
 
-    if path is None and PAGE.exists():
-        try:
-            ours = MARK.encode() in PAGE.read_bytes()[:2048]
-        except OSError:
-            ours = False
-        if not ours:
-            raise UsageError(f"{PAGE}: is there, and no page of this command", hint="name another with --html")
-    _write(path or PAGE, render(), "--html")
+    known: dict[str, tuple[Callable[[bytes], bool], str]] = {
+        "--html": (lambda head: MARK.encode() in head, "page"),
+        "--markdown": (lambda head: MARKDOWN_HEAD.match(head) is not None, "Markdown"),
+        "--csv": (lambda head: head.startswith(",".join(CSV_HEADER).encode()), "CSV"),
+        "--json": (lambda head: f'"kind": "{KIND}"'.encode() in head, "JSON"),
+    }
+    taken: dict[str, str] = {}
+    for option, path in named.items():
+        if path is None:
+            continue
+        place = "-" if is_standard_output(path) else os.path.realpath(path)
+        if (before := taken.setdefault(place, option)) != option:
+            raise UsageError(f"{before} and {option} both name {path}", hint="each needs a file of its own")
+        ours, kind = known[option]
+        check_remade(path, ours, f"{kind} of `infersiege compare`")
 
 
-def _write(path: Path, text: str, option: str) -> None:
+def _write(path: Path, text: str) -> None:
     """Whole or not at all. Raises UsageError when it can't be written."""
-    from infersiege.errors import UsageError
-    from infersiege.rundir.files import discard, reason_of
+    from infersiege.cli.destination import destination, is_standard_output
 
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8", errors="replace", newline="")
-        part.replace(path)
-    except (OSError, ValueError) as error:
-        discard(part)
-        why = reason_of(error) if isinstance(error, OSError) else str(error)
-        raise UsageError(f"{path}: can't be written: {why}", hint=f"name another with {option}") from None
-    click.echo(f"written: {escaped(str(path))}")
+    sys.stdout.flush()  # what was said before, where both go to the same place
+    with destination(path, force=True) as file:
+        file.write(text.encode("utf-8", "replace"))
+        file.flush()
+    if not is_standard_output(path):
+        click.echo(f"written: {escaped(str(path))}")

@@ -13,7 +13,7 @@ import secrets
 import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
@@ -39,6 +39,7 @@ _HINTS = {
     errno.ELOOP: "the links lead to themselves",
     errno.EPIPE: "whoever read from there has gone",
 }
+_HEAD_BYTES = 1 << 16
 _HINT = "name a place where you may write"
 
 
@@ -78,6 +79,21 @@ def check_destination(out: Path, *, force: bool) -> None:
         _check(out, force=force)
     except OSError as error:
         raise _refused(out, error) from None
+
+
+def check_remade(out: Path, ours: Callable[[bytes], bool], what: str) -> None:
+    """`check_destination` of an output that a command makes anew each time: it writes over an earlier one, and over
+    nothing else. `ours`: whether a file that begins so is such an output. Raises UsageError."""
+    check_destination(out, force=True)
+    if is_standard_output(out) or not out.is_file():
+        return
+    try:
+        with out.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise _refused(out, error) from None
+    if head and not ours(head):
+        raise UsageError(f"{out}: is there already, and is no {what}", hint="name another file, or remove this one")
 
 
 def _check(out: Path, *, force: bool) -> bool:

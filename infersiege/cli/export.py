@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ def export(run: Path, parquet: Path | None, csv: Path | None, force: bool) -> No
         raise UsageError("what is to be written is not named", hint="add --parquet FILE or --csv FILE, or both")
     if parquet is not None and is_standard_output(parquet):
         raise UsageError("a Parquet file is no text for standard output", hint="name a file, or use --csv -")
+    if parquet is not None and csv is not None and os.path.realpath(parquet) == os.path.realpath(csv):
+        raise UsageError(f"--parquet and --csv both name {csv}", hint="each needs a file of its own")
     if parquet is not None:
         check_parquet()
     for out in (parquet, csv):

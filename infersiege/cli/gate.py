@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from infersiege.cli.announce import announce, markdown_option
+from infersiege.cli.announce import announce, check_markdown, markdown_option
 from infersiege.cli.output import escaped
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def judge_runs(
 
     if (allow or strict) and not baselines:
         raise UsageError("--allow and --strict mean nothing without --baseline", hint="add --baseline RUN…")
+    check_markdown(markdown)
     words = allowed_words(allow)
     directories = [open_finished(path) for path in unique(run for path in runs for run in runs_in(path))]
     found = [judged(read(directory), gated=True) for directory in directories]

@@ -11,10 +11,11 @@ import click
 
 from infersiege.capacity.child import Interrupted, Interruption
 from infersiege.capacity.state import alone_in
+from infersiege.cli.announce import check_markdown
 from infersiege.cli.output import escaped
 from infersiege.cli.probing import RATE_PAUSE_S
 from infersiege.cli.run import RunAsked, seconds_of
-from infersiege.errors import ExitCode, UsageError, strongest
+from infersiege.errors import ExitCode, strongest
 from infersiege.gate.comparable import allowed_words
 from infersiege.plan import load_plan
 from infersiege.rundir import default_path
@@ -34,8 +35,7 @@ def run_series(options: RunAsked, repeats: int) -> NoReturn:
     """
     seconds_of("--wait-for-target", options.wait_for_target)
     allowed_words(options.allow)
-    if options.allow and (options.against is None or not options.gated):
-        raise UsageError("--allow means nothing without --against and --gate")
+    check_markdown(options.markdown)
     paths = (options.plan,) if options.against is None else (options.plan, options.against)
     sides = tuple(Side(path, load_plan(path, options.overrides, os.environ)) for path in paths)
     channels = [channel for side in sides for channel in side.plan.channels.values()]

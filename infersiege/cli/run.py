@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from infersiege.cli.address import MASTER_PORT, address_of
-from infersiege.cli.announce import announce, markdown_option
+from infersiege.cli.announce import announce, check_markdown, markdown_option
 from infersiege.cli.unwritten import warn_of
 from infersiege.cli.worker_options import bind_option, expect_workers_option, workers_option
 from infersiege.errors import UsageError
@@ -107,6 +107,8 @@ def run(**options: Any) -> None:
     asked = RunAsked(**options)
     if asked.markdown is not None and not asked.gated:
         raise UsageError("--markdown means nothing without --gate", hint="add --gate")
+    if asked.allow and not (asked.gated and asked.against is not None):
+        raise UsageError("--allow means nothing without --against and --gate", hint="leave it out, or add both")
     repeats = asked.repeats if asked.repeats is not None else asked_repeats(asked.plan, asked.overrides)
     if (repeats > 1 or asked.against is not None) and not asked.dry_run:
         from infersiege.cli.repeats import run_series
@@ -128,6 +130,7 @@ def _run_once(asked: RunAsked) -> None:
 
     address = address_of("--bind", asked.bind, default_port=MASTER_PORT)
     wait_ns = seconds_of("--wait-for-target", asked.wait_for_target)
+    check_markdown(asked.markdown)
     interrupts = Interrupts()
     console = SteadyConsole()
     loaded = load_plan(asked.plan, asked.overrides, os.environ)

@@ -18,6 +18,7 @@ from infersiege.compare.unequal import Unequal, unequal_facts, warnings_of
 from infersiege.gate.change import Sample, judge_changes
 
 SCHEMA = 1
+KIND = "infersiege compare"
 
 Basis = Literal["runs", "turns"]
 
@@ -85,7 +86,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that table, page and files show."""
 
     schema_version: int = SCHEMA
-    kind: str = "infersiege compare"
+    kind: str = KIND
     by: str | None
     reference: str
     columns: tuple[ColumnShown, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 
 from infersiege.compare.comparison import Cell, Comparison, Line
@@ -15,6 +16,9 @@ CSV_HEADER = (
     "metric", "unit", "column", "runs", "value", "low", "high", "lowest_run", "highest_run", "reference", "change",
     "change_low", "change_high", "change_unit", "range_of", "says",
 )  # fmt: skip
+
+MARKDOWN_HEAD = re.compile(rb"\|  \|[^\n]*\n\|---\|(---:\|)+\n")
+"""How `markdown_table` begins."""
 
 
 def markdown_table(found: Comparison) -> str:

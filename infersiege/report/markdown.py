@@ -16,6 +16,9 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 
 MOST_WARNINGS = 20
 
+HEADING = "### infersiege: "
+"""With which it begins."""
+
 
 def escaped(text: str) -> str:
     """`text` on one line, as text: no markup, no table cell, no mention of anybody comes out of it."""
@@ -28,7 +31,7 @@ def markdown(summary: Summary) -> str:
 
     Rules of the plan, and built-in ones that did not pass, stand open; the other built-in ones are folded.
     """
-    lines = [f"### infersiege: {rule_words.conclusion(summary)} · {escaped(summary.name)}", ""]
+    lines = [f"{HEADING}{rule_words.conclusion(summary)} · {escaped(summary.name)}", ""]
     if summary.emulated:
         lines += [
             "> **EMULATED**: the target was infersiege's own emulator; the figures say nothing about hardware",
