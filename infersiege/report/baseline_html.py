@@ -5,7 +5,7 @@ from __future__ import annotations
 from infersiege.gate.relative import COMPARABLE
 from infersiege.records import RuleResult, Summary, Verdict
 from infersiege.report import rule_words
-from infersiege.report.charts import PALETTE, Chart, layout_of, legend_name
+from infersiege.report.charts import PALETTE, Chart, bar_gap, error_bars, layout_of, legend_name
 from infersiege.report.headline import VERDICTS, verdict_word
 from infersiege.report.markup import english, grid, items, table, text
 from infersiege.report.numbers import ABSENT, printable
@@ -43,16 +43,14 @@ def _table(rules: list[RuleResult], say: Words) -> str:
     for rule in rules:
         verdict = f'<span class="v-{VERDICTS[rule.verdict][0]}"><b>{text(verdict_word(rule.verdict, say))}</b></span>'
         change, interval = (ABSENT, ABSENT) if rule.change is None else _change(rule)
+        # Where there is a change, the columns say all that its reason does.
+        why = f'<br><small class="soft">{text(rule.detail)}</small>' if rule.change is None else ""
         chance = ABSENT if rule.p is None else f"{rule.p:.2g}"
         cells = [rule_words.baseline(rule), rule_words.value(rule), change, interval, chance]
-        rows.append([english(text(rule.name), say), verdict, *map(text, cells), english(text(rule.detail), say)])
-    columns = [(say("Rule"), "", False), (say("Verdict"), "", False), (say("Baseline"), say("mean of its runs"), True)]
+        rows.append([verdict, english(text(rule.name) + why, say), *map(text, cells)])
+    columns = [(say("Verdict"), "", False), (say("Rule"), "", False), (say("Baseline"), say("mean of its runs"), True)]
     columns += [(say("Now"), say("mean of these runs"), True), (say("Change"), "", True)]
-    columns += [
-        (say("Of the change"), say("95 % interval"), True),
-        ("p", say("corrected"), True),
-        (say("Why"), "", False),
-    ]
+    columns += [(say("Of the change"), say("95 % interval"), True), ("p", say("corrected"), True)]
     return table(say("Change against the baseline; the unit is the run, not the turn"), columns, rows)
 
 
@@ -77,12 +75,7 @@ def _chart(rules: list[RuleResult], say: Words) -> Chart:
                 "x": names,
                 "y": [round(one, 3) for one in changes],
                 "marker": {"color": PALETTE[0]},
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [round(one, 3) for one in above],
-                    "arrayminus": [round(one, 3) for one in below],
-                },
+                "error_y": error_bars([round(one, 3) for one in above], [round(one, 3) for one in below]),
             }
         ],
         "layout": layout_of(
@@ -90,6 +83,7 @@ def _chart(rules: list[RuleResult], say: Words) -> Chart:
             xaxis={"type": "category"},
             yaxis={"title": {"text": say("change, % or points")}, "zeroline": True},
             showlegend=False,
+            bargap=bar_gap(len(names)),
         ),
     }
     return Chart(
@@ -98,7 +92,7 @@ def _chart(rules: list[RuleResult], say: Words) -> Chart:
         caption=say("With its 95 % interval. Shares in points, everything else in % of the baseline."),
         words=printable(words),
         figure=figure,
-        wide=len(rules) > 5,
+        wide=True,
     )
 
 

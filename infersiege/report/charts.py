@@ -92,6 +92,17 @@ class Bins:
         return made
 
 
+def error_bars(above: Sequence[float], below: Sequence[float]) -> Figure:
+    """Ends of ranges on bars, in a colour that is seen on a bar and on a page of either theme."""
+    ends = {"type": "data", "symmetric": False, "array": list(above), "arrayminus": list(below)}
+    return {**ends, "color": "#d08a2e", "thickness": 2.2, "width": 7}
+
+
+def bar_gap(bars: int) -> float:
+    """Few bars on a wide chart are no wider than many: share of the axis that stays free."""
+    return round(max(0.25, 1.0 - 0.08 * bars), 2)
+
+
 def legend_name(label: str) -> str:
     """A name for a legend: plotly takes tags and entities in labels, names of a plan are to be read as they are."""
     return escape(printable(label), quote=False)

@@ -156,7 +156,10 @@ pre {
   font-size: 15px; padding: 11px 14px; background: var(--card); border: 1px solid var(--line); border-radius: 10px;
 }
 footer { color: var(--soft); font-size: 12.5px; padding-top: 34px; padding-bottom: 40px; }
-@media (max-width: 860px) { .grid { grid-template-columns: minmax(0, 1fr); } }
+@media (max-width: 860px) {
+  .grid { grid-template-columns: minmax(0, 1fr); }
+  caption { position: sticky; left: 0; max-width: calc(100vw - 60px); }
+}
 @media (max-width: 520px) {
   main, header.top, footer { padding-left: 12px; padding-right: 12px; }
   .cards { grid-template-columns: 1fr 1fr; } .cards .value { font-size: 20px; }

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from infersiege.records import AnswerHealth, QualityShare, Summary, Unscored
 from infersiege.redact import scrub
-from infersiege.report.charts import PALETTE, Chart, layout_of, legend_name
+from infersiege.report.charts import PALETTE, Chart, bar_gap, error_bars, layout_of, legend_name
 from infersiege.report.details import Details, ErrorExample
 from infersiege.report.fitting import plain_table
 from infersiege.report.markup import english, grid, table, text
@@ -111,12 +111,7 @@ def _chart(shares: Sequence[QualityShare], say: Words) -> Chart:
                 "x": [legend_name(where_of(one)) for one in shown],
                 "y": [value for value, _, _ in points],
                 "marker": {"color": PALETTE[2]},
-                "error_y": {
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [above for _, above, _ in points],
-                    "arrayminus": [below for _, _, below in points],
-                },
+                "error_y": error_bars([above for _, above, _ in points], [below for _, _, below in points]),
             }
         ],
         "layout": layout_of(
@@ -124,6 +119,7 @@ def _chart(shares: Sequence[QualityShare], say: Words) -> Chart:
             xaxis={"type": "category", "title": {"text": say("stage") if staged else say("set")}},
             yaxis={"title": {"text": say("passed, %")}, "range": [0, 105], "zeroline": False},
             showlegend=False,
+            bargap=bar_gap(len(shown)),
         ),
     }
     return Chart(
@@ -132,7 +128,7 @@ def _chart(shares: Sequence[QualityShare], say: Words) -> Chart:
         caption=say("With the 95 % range of the share (Wilson). Turns that failed are not in it."),
         words=words,
         figure=figure,
-        wide=len(shown) > 6,
+        wide=True,
     )
 
 
