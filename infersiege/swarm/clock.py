@@ -63,6 +63,8 @@ class ClockEstimate:
     answers: int = 0
     """In all."""
     _kept: list[_Exchange] = field(default_factory=list)
+    _best: _Exchange | None = None
+    """Of those; None: to be looked for. All doubts grow alike, so it stays the best one until another one comes."""
     _last: tuple[int, int] | None = None
     """Of the last exchange: when the worker asked, and the master's answer."""
 
@@ -81,6 +83,7 @@ class ClockEstimate:
             and abs(old.offset_ns - new.offset_ns) <= old.doubt_ns(received_ns) + half_ns
         ]
         self._kept.append(new)
+        self._best = None
         self._last = ping.sent_ns, ping.master_ns
 
     def at_latest(self, at_ns: int) -> int | None:
@@ -96,11 +99,11 @@ class ClockEstimate:
 
     def reading(self, now_ns: int) -> Reading | None:
         """What is known at this instant of the worker's clock; None: nothing yet, or all of it is too old."""
-        known = [one for one in self._kept if now_ns - one.at_ns <= REMEMBERED_NS]
-        if not known:
-            return None
-        best = min(known, key=lambda one: one.doubt_ns(now_ns))
-        return Reading(best.offset_ns, best.doubt_ns(now_ns))
+        best = self._best
+        if best is None or now_ns - best.at_ns > REMEMBERED_NS:
+            known = (one for one in self._kept if now_ns - one.at_ns <= REMEMBERED_NS)
+            best = self._best = min(known, key=lambda one: one.doubt_ns(now_ns), default=None)
+        return None if best is None else Reading(best.offset_ns, best.doubt_ns(now_ns))
 
 
 def applied(measured: Reading | None, *, same_boot: bool) -> Reading | None:

@@ -157,7 +157,8 @@ class Turnstile:
     def take_kept(self, leave: Leave, tokens: int) -> Leave | None:
         """The same with what `wait` gave."""
         permit = leave.permit
-        if permit is None or permit.tokens < self._need(tokens) or not self._is_valid(permit):
+        now_ns = self._masters_now()
+        if permit is None or permit.tokens < self._need(tokens) or now_ns is None or now_ns >= permit.until_ns:
             self.give_back(leave)
             return self.take(tokens)
         return self._use(permit, tokens)
@@ -304,7 +305,8 @@ class Turnstile:
             waiter.woken.set()
 
     def _return_expired(self) -> None:
-        for permit in [one for one in self._stock if not self._is_valid(one)]:
+        now_ns = self._masters_now()
+        for permit in [one for one in self._stock if now_ns is None or now_ns >= one.until_ns]:
             self._stock.remove(permit)
             self._unused.append(PermitUse(number=permit.number, sent_ns=None))
 
@@ -316,10 +318,10 @@ class Turnstile:
                 self._sent.append(_Sent(permit.number, at_ns, 1, permit.tokens))
                 del self._under_way[permit.number]
 
-    def _is_valid(self, permit: Permit) -> bool:
-        """Whether its end has not come, at the worst."""
+    def _masters_now(self) -> int | None:
+        """The master's clock, at the latest; None: it is not known, and no permit is one."""
         known = self._clock.reading()
-        return known is not None and self._clock.now() + known.offset_ns + known.uncertainty_ns < permit.until_ns
+        return None if known is None else self._clock.now() + known.offset_ns + known.uncertainty_ns
 
     def _known(self) -> Iterator[PermitUse]:
         """The first ones of what was sent, as far as it is known when that was."""
