@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from infersiege.cli.paths import NAMED_PATH
+
 if TYPE_CHECKING:
     from infersiege.errors import InfersiegeError
     from infersiege.records import Summary
@@ -21,7 +23,7 @@ def markdown_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--markdown FILE`, the same for `gate` and `run --gate`."""
     return click.option(
         "--markdown",
-        type=click.Path(path_type=Path),
+        type=NAMED_PATH,
         metavar="FILE",
         help="Write the verdict as Markdown, for a comment on a pull request; `-` is standard output.",
     )(command)

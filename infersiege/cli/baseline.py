@@ -11,6 +11,7 @@ import click
 
 from infersiege.cli import Commands, LazyGroup
 from infersiege.cli.output import escaped
+from infersiege.cli.paths import NAMED_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,13 +36,13 @@ def baseline() -> None:
 
 
 @baseline.command(epilog="Example: infersiege baseline save runs/main --out baseline.json")
-@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN…")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Where it is kept.")
+@click.argument("runs", type=NAMED_PATH, nargs=-1, required=True, metavar="RUN…")
+@click.option("--out", type=NAMED_PATH, required=True, metavar="FILE", help="Where it is kept.")
 @click.option("--name", help="What reports call it.  [default: that of the first run]")
 @click.option(
     "--floor",
     "floor",
-    type=click.Path(path_type=Path),
+    type=NAMED_PATH,
     metavar="FILE",
     help="An earlier baseline of the same thing on the same machine: how much runs differ. For fewer than 5 runs.",
 )
@@ -61,14 +62,17 @@ def save(
 
     Exit codes: 0 saved, 2 usage, 5 a run is not valid, or they are not comparable with one another.
     """
+    from infersiege.cli.destination import check_remade, destination, is_standard_output
     from infersiege.errors import ExitCode
-    from infersiege.gate.baseline import side_of, with_floors
+    from infersiege.gate.baseline import KIND, side_of, with_floors
     from infersiege.gate.change import ENOUGH_RUNS
     from infersiege.gate.comparable import allowed_words
     from infersiege.report import read
-    from infersiege.report.sides import observed, read_baseline, runs_in, unique, write_baseline
+    from infersiege.report.sides import observed, read_baseline, runs_in, unique
+    from infersiege.rundir.files import pretty
     from infersiege.rundir.living import open_finished
 
+    check_remade(out, lambda head: f'"kind": "{KIND}"'.encode() in head, "baseline")
     words = allowed_words(allow)
     directories = [open_finished(path) for path in unique(run for path in runs for run in runs_in(path))]
     seen = [observed(read(directory)) for directory in directories]
@@ -82,9 +86,11 @@ def save(
         context.exit(ExitCode.NO_DATA)
     if earlier is not None:
         made = with_floors(made, earlier)
-    write_baseline(out, made)
+    with destination(out, force=True) as file:
+        file.write(pretty(made))
     count = len(made.runs)
-    click.echo(f"baseline: {out}: {count} {'run' if count == 1 else 'runs'}, {len(made.figures)} figures")
+    said = f"baseline: {out}: {count} {'run' if count == 1 else 'runs'}, {len(made.figures)} figures"
+    click.echo(said, err=is_standard_output(out))
     if count < ENOUGH_RUNS and earlier is None:
         click.echo(
             f"note: fewer than {ENOUGH_RUNS} runs don't tell how much runs differ; a gate needs {ENOUGH_RUNS} here, or "
@@ -113,7 +119,7 @@ def _reasons(made: Baseline, earlier: Baseline | None, words: Sequence[str]) -> 
 
 
 @baseline.command(epilog="Example: infersiege baseline show baseline.json")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=NAMED_PATH)
 @click.option("--all", "every", is_flag=True, help="Every statistic and every cut.")
 def show(file: Path, every: bool) -> None:
     """What is in FILE: its runs, what they were made with, their figures, and how much these differ from run to run."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from infersiege.cli.output import escaped
+from infersiege.cli.paths import NAMED_PATH
 
 if TYPE_CHECKING:
     from infersiege.compare.cuts import By
@@ -33,11 +34,11 @@ PAGE = Path("compare.html")
     help="Each of these of a run is a column of its own.",
 )
 @click.option("--each", is_flag=True, help="Every run is a column of its own, also those of the same thing.")
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="The page.  [default: compare.html]")
+@click.option("--html", type=NAMED_PATH, metavar="FILE", help="The page.  [default: compare.html]")
 @click.option("--no-html", is_flag=True, help="No page.")
-@click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="The table for a document.")
-@click.option("--csv", "table", type=click.Path(path_type=Path), metavar="FILE", help="The figures, a row for each.")
-@click.option("--json", "data", type=click.Path(path_type=Path), metavar="FILE", help="Everything, for programs.")
+@click.option("--markdown", type=NAMED_PATH, metavar="FILE", help="The table for a document.")
+@click.option("--csv", "table", type=NAMED_PATH, metavar="FILE", help="The figures, a row for each.")
+@click.option("--json", "data", type=NAMED_PATH, metavar="FILE", help="Everything, for programs.")
 def compare(
     runs: tuple[str, ...],
     reference: str | None,

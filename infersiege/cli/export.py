@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 import click
 
 from infersiege.cli.output import escaped
+from infersiege.cli.paths import NAMED_PATH
 
 if TYPE_CHECKING:
     from infersiege.metrics.batch import Batch
     from infersiege.rundir import PlanFile, RunDirectory
 
-_FILE = click.Path(path_type=Path)
-
 
 @click.command(epilog="Example: infersiege export runs/20261130T140211Z-qwen3-8b-on-vllm --parquet turns.parquet")
-@click.argument("run", type=_FILE)
-@click.option("--parquet", type=_FILE, metavar="FILE", help="Typed columns; needs the package pyarrow.")
-@click.option("--csv", type=_FILE, metavar="FILE", help="Text; `-` is standard output.")
+@click.argument("run", type=NAMED_PATH)
+@click.option("--parquet", type=NAMED_PATH, metavar="FILE", help="Typed columns; needs the package pyarrow.")
+@click.option("--csv", type=NAMED_PATH, metavar="FILE", help="Text; `-` is standard output.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 def export(run: Path, parquet: Path | None, csv: Path | None, force: bool) -> None:
     """Write the turns of RUN as a table: a row for each turn, a column for each field of turns.jsonl.

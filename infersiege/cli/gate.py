@@ -12,6 +12,7 @@ import click
 
 from infersiege.cli.announce import announce, check_markdown, markdown_option
 from infersiege.cli.output import escaped
+from infersiege.cli.paths import NAMED_PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,11 +45,11 @@ class TakesMany(click.Command):
     epilog="Example: infersiege gate runs/20261130T140211Z-qwen3-8b-on-vllm\n\n"
     "Example: infersiege gate runs/new --baseline runs/old",
 )
-@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="RUN…")
+@click.argument("runs", type=NAMED_PATH, nargs=-1, required=True, metavar="RUN…")
 @click.option(
     "--baseline",
     "baselines",
-    type=click.Path(path_type=Path),
+    type=NAMED_PATH,
     multiple=True,
     metavar="RUN…|FILE",
     help="Hold the runs against these: run directories, folders of them, or a file of `baseline save`.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from infersiege.cli.output import escaped
+from infersiege.cli.paths import NAMED_PATH
 
 if TYPE_CHECKING:
     from infersiege.swarm.leftovers import Leftover, Listed
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 @click.command(
     epilog="Example: infersiege recover runs/20261130T140211Z-qwen3-8b-on-vllm /mnt/bench-2/infersiege-spool-*"
 )
-@click.argument("paths", metavar="[RUN_DIR] [SPOOL]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Make a run directory there from the SPOOLs alone.")
+@click.argument("paths", metavar="[RUN_DIR] [SPOOL]...", nargs=-1, type=NAMED_PATH)
+@click.option("--out", type=NAMED_PATH, help="Make a run directory there from the SPOOLs alone.")
 @click.option("--keep", is_flag=True, help="Leave the spools where they are.")
 @click.option("--partial", is_flag=True, help="Also when the spool of a worker that took part is missing.")
 @click.pass_context
@@ -56,7 +57,8 @@ def recover(context: click.Context, paths: tuple[Path, ...], out: Path | None, k
 
 
 def _recover(paths: Sequence[Path], out: Path | None, *, keep: bool, partial: bool) -> tuple[Recovered, Path]:
-    from infersiege.rundir import PLAN, RunDirectory
+    from infersiege.errors import UsageError
+    from infersiege.rundir import PLAN, TURNS, RunDirectory
     from infersiege.swarm.leftovers import found_here, named
     from infersiege.swarm.recovered_facts import begin
     from infersiege.swarm.recovery import is_over
@@ -73,6 +75,12 @@ def _recover(paths: Sequence[Path], out: Path | None, *, keep: bool, partial: bo
     elif (out / PLAN).exists() and is_over(run := RunDirectory.open(out)):
         leftovers = []
     else:
+        for path in paths:
+            if (path / PLAN).exists() and (path / TURNS).exists():
+                raise UsageError(
+                    f"{path}: is a run directory, and --out makes another one from spools alone",
+                    hint=f"leave --out away to bring the spools home into {path}, or name spools only",
+                )
         leftovers = named(paths)
         run = begin(out, leftovers)
     with run:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from infersiege.cli.output import escaped
+from infersiege.cli.paths import NAMED_PATH
 
 if TYPE_CHECKING:
     from infersiege_agents.influx.target import Target
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="Example: infersiege report runs/20261130T140211Z-qwen3-8b-on-vllm --with-telemetry")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=NAMED_PATH)
 @click.option(
     "--with-telemetry",
     is_flag=True,

@@ -15,6 +15,7 @@ import click
 
 from infersiege.cli.address import MASTER_PORT, address_of
 from infersiege.cli.announce import announce, check_markdown, markdown_option
+from infersiege.cli.paths import NAMED_PATH
 from infersiege.cli.unwritten import warn_of
 from infersiege.cli.worker_options import bind_option, expect_workers_option, workers_option
 from infersiege.errors import UsageError
@@ -65,8 +66,8 @@ def asked_repeats(plan: Path, overrides: Sequence[str]) -> int:
 
 
 @click.command(epilog="Example: infersiege run examples/plans/vllm.toml --workers 2 --set load.users=64")
-@click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="The run directory itself; default: runs/<time>-<name>.")
+@click.argument("plan", type=NAMED_PATH)
+@click.option("--out", type=NAMED_PATH, help="The run directory itself; default: runs/<time>-<name>.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the plan; may be repeated."
 )
@@ -91,7 +92,7 @@ def asked_repeats(plan: Path, overrides: Sequence[str]) -> int:
 )
 @click.option(
     "--against",
-    type=click.Path(path_type=Path),
+    type=NAMED_PATH,
     metavar="PLAN",
     help="Another plan, run in turn with this one, for a comparison that no drift tips (docs/gate.md).",
 )

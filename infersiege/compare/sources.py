@@ -11,7 +11,7 @@ from infersiege.compare.cuts import By, Shapes, parts_of
 from infersiege.errors import UsageError
 from infersiege.report.rebuild import judged, read
 from infersiege.report.sides import observed, runs_in
-from infersiege.rundir import PLAN, RunDirectory
+from infersiege.rundir import PLAN
 from infersiege.rundir.living import open_finished
 
 AGAINST = "against"
@@ -46,10 +46,11 @@ def named_runs(texts: Sequence[str]) -> tuple[Named, ...]:
 
 def _runs(text: str) -> Iterator[Named]:
     name, path = _split(text)
-    if not path.is_dir() or (path / PLAN).exists():
-        yield Named(RunDirectory.open(path).path, name, None)
+    found = runs_in(path)
+    if found == (path,):
+        yield Named(path, name, None)
         return
-    for run in runs_in(path):
+    for run in found:
         yield Named(run, name, str(path))
     other = path / AGAINST
     if any(other.glob(f"*/{PLAN}")):
@@ -59,12 +60,21 @@ def _runs(text: str) -> Iterator[Named]:
 
 def _split(text: str) -> tuple[str | None, Path]:
     """`NAME=PATH`; a path that is there with `=` in it is one."""
+    if not text:
+        raise UsageError("the name of a run is empty", hint="is a variable not set?")
     name, equals, rest = text.partition("=")
-    if not equals or "/" in name or Path(text).exists():
+    if not equals or "/" in name or _is_there(Path(text)):
         return None, Path(text)
     if not name.strip() or not rest:
         raise UsageError(f"{text}: a name and a run belong together", hint="NAME=RUN, such as vllm=runs/a")
     return name.strip(), Path(rest)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def source_of(one: Named, by: By | None) -> Source:

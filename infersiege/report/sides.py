@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ from infersiege.errors import UsageError
 from infersiege.gate.baseline import KIND, SCHEMA, Baseline, Observed, damage, side_of
 from infersiege.report.rebuild import Rebuilt, read
 from infersiege.rundir import PLAN, RunDirectory
-from infersiege.rundir.files import pretty, reason_of
+from infersiege.rundir.files import reason_of
 from infersiege.rundir.living import open_finished
 
 _LARGEST_FILE = 64 << 20
@@ -31,10 +32,18 @@ def runs_in(path: Path) -> tuple[Path, ...]:
 
     Raises RunDirectoryError when there is none.
     """
-    if (path / PLAN).exists() or not path.is_dir():
+    if not stat.S_ISDIR(_mode(path)) or _mode(path / PLAN):
         return (RunDirectory.open(path).path,)
     found = sorted((entry.parent for entry in path.glob(f"*/{PLAN}")), key=lambda run: _natural(run.name))
     return tuple(found) or (RunDirectory.open(path).path,)
+
+
+def _mode(path: Path) -> int:
+    """Of what is there; 0: nothing, or it can't be looked at."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
 
 
 def observed(found: Rebuilt) -> Observed:
@@ -48,7 +57,7 @@ def side_from(paths: Sequence[Path], *, now_ns: int) -> Baseline:
 
     Raises RunDirectoryError; UsageError for a file that is none, and for a file together with something else.
     """
-    files = [path for path in paths if path.is_file()]
+    files = [path for path in paths if stat.S_ISREG(_mode(path))]
     if files and len(paths) > 1:
         raise UsageError(
             f"{files[0]}: is a file, and stands for a whole baseline", hint="name one file, or run directories"
@@ -56,7 +65,7 @@ def side_from(paths: Sequence[Path], *, now_ns: int) -> Baseline:
     if files:
         return read_baseline(files[0])
     for path in paths:
-        if not path.is_dir():
+        if not stat.S_ISDIR(_mode(path)):
             raise UsageError(
                 f"{path}: there is no such run directory, and no baseline file",
                 hint="name a file of `infersiege baseline save`, run directories, or a folder of them",
@@ -77,13 +86,13 @@ def unique(paths: Iterable[Path]) -> tuple[Path, ...]:
 
 def read_baseline(path: Path) -> Baseline:
     """A file of `baseline save`. Raises UsageError: it can't be read, is something else, or is of a newer schema."""
+    hint = "name a file of `infersiege baseline save`, or run directories"
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise UsageError(f"{path}: larger than 64 MiB: no baseline is", hint="name a file of `baseline save`")
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: can't be read: {reason_of(error)}") from None
-    hint = "name a file of `infersiege baseline save`, or run directories"
+        raise UsageError(f"{path}: can't be read: {reason_of(error)}", hint=hint) from None
     try:
         head = msgspec.json.decode(data, type=_Head)
         if head.kind != KIND:
@@ -99,21 +108,6 @@ def read_baseline(path: Path) -> Baseline:
     if (why := damage(found)) is not None:
         raise UsageError(f"{path}: was damaged: {why}", hint="save it anew")
     return found
-
-
-def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Replace the file whole. Raises UsageError when it can't be written, or when another file is in its place."""
-    if path.is_dir():
-        raise UsageError(f"{path}: is a directory", hint="name a file with --out")
-    if path.exists():
-        read_baseline(path)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(pretty(baseline))
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise UsageError(f"{path}: can't be written: {reason_of(error)}", hint="name another with --out") from None
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

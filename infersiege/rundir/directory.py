@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -45,7 +46,7 @@ from infersiege.rundir.names import (
     WINDOWS,
     default_path,
 )
-from infersiege.rundir.planfile import PlanFile
+from infersiege.rundir.planfile import PlanFile, first_too_large
 from infersiege.rundir.rows import UNREADABLE, LeftOut, OnBad, decoded
 
 T = TypeVar("T")
@@ -93,14 +94,22 @@ class RunDirectory:
 
         Raises RunDirectoryError when there is none, or when its plan.json is of a newer schema.
         """
-        if path.is_file():
-            raise RunDirectoryError(f"{path}: is a file", hint=f"name the run directory: {path.parent}")
-        if not path.is_dir():
+        try:
+            mode = path.stat().st_mode
+            inside = [entry.name for entry in path.iterdir()] if stat.S_ISDIR(mode) else []
+        except FileNotFoundError:
             raise RunDirectoryError(
                 f"{path}: there is no such run directory", hint="runs are in runs/ unless --out was used"
-            )
+            ) from None
+        except (OSError, ValueError) as error:
+            why = reason_of(error) if isinstance(error, OSError) else str(error)
+            raise RunDirectoryError(f"{path}: can't be read: {why}", hint="name the directory of a run") from None
+        if not stat.S_ISDIR(mode):
+            of = path.parent if (path.parent / PLAN).exists() else None
+            hint = "name the directory of a run" if of is None else f"name the run directory: {of}"
+            raise RunDirectoryError(f"{path}: is a file", hint=hint)
         run = cls(path)
-        if not (path / PLAN).exists():
+        if PLAN not in inside:
             runs = sorted(entry.parent.name for entry in path.glob(f"*/{PLAN}"))
             hint = f"name one of the runs in it, such as {path / runs[-1]}" if runs else "is it the --out of a run?"
             raise RunDirectoryError(f"{path}: is not a run directory: it has no {PLAN}", hint=hint)
@@ -257,8 +266,11 @@ class RunDirectory:
     # ------------------------------------------------------------------------------------------------------- reading
 
     def read_plan(self) -> PlanFile:
-        """Raises RunDirectoryError (missing, unreadable, newer schema)."""
-        return self._read(PLAN, PlanFile)
+        """Raises RunDirectoryError (missing, unreadable, newer schema, a number that no run has)."""
+        file = self._read(PLAN, PlanFile)
+        if (place := first_too_large(msgspec.to_builtins(file))) is not None:
+            raise self._broken(PLAN, ValueError(f"{place}: no run has a number of that size"))
+        return file
 
     def read_summary(self) -> Summary:
         """Raises RunDirectoryError (missing, unreadable, newer schema)."""

@@ -160,3 +160,18 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
                 f"{PLAN}: the plan of run {self.run_id} can't be read: {error}",
                 hint="read it with the version of infersiege that made it (versions.infersiege in the file)",
             ) from None
+
+
+LARGEST = 2**63
+"""Instants, counts and seeds are below it; what is computed of them fits."""
+
+
+def first_too_large(value: object, place: str = "$") -> str | None:
+    """Where plain values (dicts, lists, numbers) hold a number beyond LARGEST: `$.stages[0].users`; None: nowhere."""
+    if isinstance(value, dict):
+        parts = [(f"{place}.{key}", one) for key, one in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"{place}[{number}]", one) for number, one in enumerate(value)]
+    else:
+        return place if isinstance(value, int | float) and not -LARGEST <= value < LARGEST else None
+    return next((found for name, one in parts if (found := first_too_large(one, name)) is not None), None)

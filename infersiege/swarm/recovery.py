@@ -63,6 +63,8 @@ def recover(
     `partial`: also when the spool of a worker that took part is missing. Raises UsageError when there is nothing to do
     or when it can't be done yet, and what writing raises; then nothing is lost, and it can be called again.
     """
+    if _marker(run) is None and (file := run.read_plan()).ended_ns is not None:
+        raise _complete(run, file, leftovers)
     if not run.claim():
         raise UsageError(
             f"{run.path}: another process writes to it ({writer_of(run)})",
