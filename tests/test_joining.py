@@ -157,21 +157,36 @@ def test_a_master_that_is_gone_is_noticed() -> None:
 # ------------------------------------------------------------------------------------------------------ the command
 
 MISTAKES = [
-    (("--master", "::1"), "--master ::1: not an address", "[::1]:5557"),
-    (("--master", "h", "--wait", "soon"), "--wait ", "10m"),
-    (("--master", "h"), "the environment variable INFERSIEGE_SECRET is not set", "INFERSIEGE_SECRET=…"),
+    (("--master", "::1"), "x", "--master ::1: not an address", "[::1]:5557"),
+    (("--master", "h", "--wait", "soon"), "x", "--wait ", "5m"),
+    (("--master", "h"), None, "the environment variable INFERSIEGE_SECRET is not set", "INFERSIEGE_SECRET=…"),
+    (("--master", "h"), "\udcff" * 20, "the environment variable INFERSIEGE_SECRET is not UTF-8", "openssl rand"),
+    (
+        ("--master", "192.0.2.5"),
+        "s3cret",
+        "--master 192.0.2.5:5557: other hosts can reach this address",
+        "openssl rand",
+    ),
+    (("--master", "192.0.2.5", "--forever"), "abab" * 10, "--master 192.0.2.5:5557: other hosts", "openssl rand"),
 ]
+"""(arguments, the secret, how the error begins, what to write instead)."""
 
 
-@pytest.mark.parametrize(("arguments", "error", "hint"), MISTAKES, ids=["address", "wait", "secret"])
+@pytest.mark.parametrize(
+    ("arguments", "secret", "error", "hint"),
+    MISTAKES,
+    ids=["address", "wait", "no secret", "a secret that is no text", "a short secret", "two letters, for ever"],
+)
 def test_a_mistake_is_one_error_with_a_hint(
-    siege: Siege, arguments: tuple[str, ...], error: str, hint: str, monkeypatch: pytest.MonkeyPatch
+    siege: Siege, arguments: tuple[str, ...], secret: str | None, error: str, hint: str
 ) -> None:
     siege.environment.pop("INFERSIEGE_SECRET", None)
-    if "secret" not in error.lower():
-        siege.environment["INFERSIEGE_SECRET"] = "x"
+    if secret is not None:
+        siege.environment["INFERSIEGE_SECRET"] = secret
     code, said = siege.command("worker", *arguments)
     assert code == 2 and said.startswith(f"error: {error}") and len(said.splitlines()) <= 2, said
+    assert len(secret or "") < 2 or (secret or "") not in said
+    assert hint in said
 
 
 @pytest.mark.slow

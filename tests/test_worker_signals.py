@@ -250,7 +250,7 @@ def test_one_that_leaves_in_the_load_ends_its_turns_and_no_session_is_played_twi
             ran = running.wait()
             assert stays.process.wait(20) == 0
         sent = [row["request_id"] for row in emulator.truth()]
-    assert ran.code == 3 and "b" in ran.summary.invalid[0], ran.out
+    assert ran.code == 3 and [worker.worker for worker in ran.summary.workers if worker.lost] == ["b"], ran.out
     check_conserved(ran)
     assert len({turn.session_id for turn in ran.turns}) == 60, "each has its record, also where nobody played it"
     assert len(sent) == len(set(sent)), "the server got a turn twice"

@@ -38,10 +38,17 @@ def is_weak(secret: str, shortest: int) -> bool:
 
 
 def check_secret(host: str, port: int, secret: str, *, option: str = "--bind") -> None:
-    """Raises UsageError where the master's port can be reached from elsewhere and its secret be guessed.
+    """Raises UsageError where the master's port can be reached from elsewhere and its secret be guessed, and for one
+    that is no text.
 
     `secret` empty: a random one is made. `option`: of the command line, which names the port.
     """
+    try:
+        secret.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"the environment variable {SECRET_VARIABLE} is not UTF-8", hint=f"export {SECRET_VARIABLE}={_MAKE_ONE}"
+        ) from None
     if secret and is_weak(secret, SHORTEST_SECRET) and is_public(host):
         raise UsageError(
             f"{option} {host}:{port}: other hosts can reach this address, and {SECRET_VARIABLE} can be guessed "
