@@ -215,8 +215,17 @@ def sums(codes: Ints, weights: Ints, size: int) -> Ints:
     return np.bincount(codes, weights=weights, minlength=size).astype(np.int64)
 
 
+_FEW: Final = 1 << 14
+
+
 def grouped(codes: Ints, weights: Ints | None = None) -> tuple[list[int], list[int]]:
     """(each code in rising order, how many there are of it or the sum of their weights)."""
+    if codes.size and int(codes.min()) >= 0 and int(codes.max()) < _FEW:
+        # Such as buckets: without sorting them.
+        counts = np.bincount(codes)
+        found = np.flatnonzero(counts)
+        counts = counts if weights is None else sums(codes, weights, counts.size)
+        return found.tolist(), counts[found].tolist()
     found, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
     if weights is not None:
         counts = sums(inverse, weights, found.size)

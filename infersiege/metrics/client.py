@@ -20,6 +20,7 @@ from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.metrics.histogram import Histogram, bucket_value
 from infersiege.metrics.limits import FEW, SHARE, WIDE_SLACK_NS, too_many
+from infersiege.metrics.merging import add_counts
 from infersiege.metrics.parts import Part, parts
 from infersiege.metrics.turn import NS_PER_MS
 from infersiege.records import Calibration, ClientHealth, ClientSummary, ClientVerdict
@@ -183,7 +184,10 @@ def summaries(
 
 def _figures(worker: str, rows: Sequence[ClientHealth], turns: _Turns | None, seconds: float) -> ClientSummary:
     """What was seen of one worker, not yet judged."""
-    lag = Histogram.merged(Histogram.from_sparse(row.hub_lag) for row in rows)
+    looks: dict[int, int] = {}
+    for row in rows:
+        add_counts(looks, row.hub_lag)
+    lag = Histogram.from_sparse(looks)
     waits = [row.cpu_wait_share for row in rows if row.cpu_wait_share is not None]
     files = [row.open_files for row in rows if row.open_files is not None]
     counts = Counter[str]() if turns is None else turns.counts

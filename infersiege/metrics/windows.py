@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from infersiege.metrics.goodput import GOOD, TurnLimits
 from infersiege.metrics.histogram import buckets_of
 from infersiege.metrics.lives import Sessions
 from infersiege.metrics.merging import add_counts
+from infersiege.metrics.spread import Spread
 from infersiege.records import Outcome, Phase, Reason, TurnRecord, WindowRow
 
 SECOND_NS = 1_000_000_000
@@ -25,8 +26,6 @@ SECOND_NS = 1_000_000_000
 LONGEST_QUIET_S = 86_400
 """No turn is open for longer than a day: what says so is a damaged row, and not to be filled with seconds."""
 
-_BUCKETS: Final = 1 << 13
-"""More than a histogram of int64 has."""
 _SECONDS: Final = 1 << 35
 """More than int64 nanoseconds have, before and after 1970."""
 
@@ -48,12 +47,11 @@ class _Second:
     """By the name of a WindowRow field."""
     errors: Counter[str] = field(default_factory=Counter)
     histograms: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Once all turns were seen, by rising bucket."""
 
     def merge(self, other: _Second) -> None:
         add_counts(self.counts, other.counts)
         add_counts(self.errors, other.errors)
-        for name, counts in other.histograms.items():
-            add_counts(self.histograms.setdefault(name, {}), counts)
 
 
 class _Series:
@@ -98,8 +96,7 @@ class _Series:
     def _row(self, second: int, in_flight: int, users: int) -> WindowRow:
         scenario, channel, stage, phase = self.key
         one = self.seconds.pop(second, None) or _Second()
-        values: dict[str, Any] = ({"good": 0} if self.limits else {}) | dict(one.counts)
-        values |= {name: dict(sorted(counts.items())) for name, counts in one.histograms.items()}
+        values: dict[str, Any] = ({"good": 0} if self.limits else {}) | dict(one.counts) | one.histograms
         return WindowRow(
             second=second,
             scenario=scenario,
@@ -127,6 +124,7 @@ class Windows:
         self._streamed = streamed or {}
         self._series: dict[Key, int] = {}
         self._list: list[_Series] = []
+        self._spread = Spread([name for _, names in _DURATIONS for name in names])
         self._lives = _Lives(Sessions() if sessions is None else sessions)
 
     def add_batch(self, batch: Batch) -> None:
@@ -136,13 +134,15 @@ class Windows:
         at_ns = {name: batch.ints(name) for name in ("due_ns", "sent_ns", "attempt_ns", "first_token_ns", "closed_ns")}
         closed_ns = at_ns["closed_ns"]
         at_ns["ended"] = np.where(known(closed_ns), closed_ns, at_ns["due_ns"])
-        self._count("due", own, at_ns["due_ns"], asked(batch))
-        self._count("sent", own, at_ns["sent_ns"], known(at_ns["sent_ns"]))
+        ended = _Places.of(own, at_ns["ended"])
+        self._count("due", _Places.of(own, at_ns["due_ns"]), asked(batch))
+        self._count("sent", _Places.of(own, at_ns["sent_ns"]), known(at_ns["sent_ns"]))
         for instant, names in _DURATIONS:
-            self._durations(batch, own, at_ns[instant], names)
+            at = ended if instant == "ended" else _Places.of(own, at_ns[instant])
+            self._durations(batch, at, known(at_ns[instant]), names)
         self._arrivals(batch, own)
         self._in_flight(own, at_ns["sent_ns"], closed_ns)
-        self._ends(batch, own, at_ns["ended"])
+        self._ends(batch, own, ended)
         self._lives.add_batch(batch, own)
 
     def merge(self, other: Windows) -> None:
@@ -150,11 +150,17 @@ class Windows:
         numbers = [self._number_of(theirs.key) for theirs in other._list]
         for number, theirs in zip(numbers, other._list, strict=True):
             self._list[number].merge(theirs)
-        self._lives.merge(other._lives, np.array(numbers, dtype=np.int64))
+        series = np.array(numbers, dtype=np.int64)
+        places = np.array(other._spread.places, dtype=np.int64)
+        moved = series[places // _SECONDS] * _SECONDS + places % _SECONDS
+        self._spread.merge(other._spread, moved.tolist())
+        self._lives.merge(other._lives, series)
 
     def take_rows(self) -> list[WindowRow]:
         """As `windows`. What was counted is given away, so that it is not in memory twice: nothing is left here."""
         self._lives.count(self._list)
+        for code, name, counts in self._spread.take():
+            self._at(code).histograms[name] = counts
         rows: list[WindowRow] = []
         while self._list:
             rows += self._list.pop().take_rows()
@@ -175,26 +181,25 @@ class Windows:
         number, second = divmod(code, _SECONDS)
         return self._list[number].at(second - _SECONDS // 2)
 
-    def _count(self, name: str, own: Ints, at_ns: Ints, mask: Mask, weights: Ints | None = None) -> None:
-        """Add turns, or their weights, to a count in the seconds of these instants."""
-        codes = _codes(own[mask], at_ns[mask] // SECOND_NS)
-        for code, count in zip(*grouped(codes, None if weights is None else weights[mask]), strict=True):
-            self._at(code).counts[name] += count
+    def _count(self, name: str, places: _Places, mask: Mask, weights: Ints | None = None) -> None:
+        """Add turns, or their weights, to a count at their places."""
+        mine = places.of_each[mask]
+        turns = np.bincount(mine, minlength=len(places.codes))
+        counts = turns if weights is None else sums(mine, weights[mask], turns.size)
+        for place in np.flatnonzero(turns).tolist():
+            self._at(places.codes[place]).counts[name] += int(counts[place])
 
-    def _durations(self, batch: Batch, own: Ints, at_ns: Ints, names: Sequence[str]) -> None:
+    def _durations(self, batch: Batch, places: _Places, happened: Mask, names: Sequence[str]) -> None:
         """Those of ok turns, as in every distribution of the summary."""
-        happened = batch.ok & known(at_ns)
-        codes, places = np.unique(_codes(own[happened], at_ns[happened] // SECOND_NS), return_inverse=True)
-        seconds = [self._at(code) for code in codes.tolist()]
+        happened = batch.ok & happened
+        for place in np.flatnonzero(np.bincount(places.of_each[happened], minlength=len(places.codes))).tolist():
+            self._at(places.codes[place])  # its second is there, whatever its turns give
         for name in names:
             found = values_of(batch, METRICS[name])
-            given = found.given[happened]
+            given = happened & found.given
             # A worker's clock may put an attempt some nanoseconds before its due time.
-            buckets = buckets_of(np.maximum(in_whole_ns(found)[happened][given], 0))
-            for place, count in zip(*grouped(places[given] * _BUCKETS + buckets), strict=True):
-                second, bucket = divmod(place, _BUCKETS)
-                counts = seconds[second].histograms.setdefault(name, {})
-                counts[bucket] = counts.get(bucket, 0) + count
+            buckets = buckets_of(np.maximum(in_whole_ns(found)[given], 0))
+            self._spread.add(name, places.codes, places.of_each[given], buckets)
 
     def _arrivals(self, batch: Batch, own: Ints) -> None:
         """Chunks, and the turn's tokens spread over them; tokens at the answer's end where there were no chunks.
@@ -214,12 +219,13 @@ class Windows:
         seen = np.cumsum(count) - count - (np.cumsum(chunks) - chunks)[turn]
         of_turn = np.maximum(chunks, 1)[turn]
         spread = tokens[turn] * (seen + count) // of_turn - tokens[turn] * seen // of_turn
-        series, all_ = own[turn], np.ones(turn.size, dtype=np.bool_)
-        self._count("chunks", series, second * SECOND_NS, all_, count)
-        self._count("tokens", series, second * SECOND_NS, chunks[turn] > 0, spread)
+        arrived = _Places.in_second(own[turn], second)
+        self._count("chunks", arrived, np.ones(turn.size, dtype=np.bool_), count)
+        self._count("tokens", arrived, chunks[turn] > 0, spread)
         last_ns, closed_ns = batch.ints("last_token_ns"), batch.ints("closed_ns")
         arrived_ns = np.where(known(last_ns), last_ns, closed_ns)
-        self._count("tokens", own, arrived_ns, (tokens != 0) & (chunks <= 0) & known(arrived_ns), tokens)
+        at_once = (tokens != 0) & (chunks <= 0) & known(arrived_ns)
+        self._count("tokens", _Places.of(own, arrived_ns), at_once, tokens)
 
     def _in_flight(self, own: Ints, sent_ns: Ints, closed_ns: Ints) -> None:
         open_ = known(sent_ns) & known(closed_ns) & (closed_ns >= sent_ns)
@@ -228,25 +234,25 @@ class Windows:
                 number, second = divmod(code, _SECONDS)
                 self._list[number].in_flight[second - _SECONDS // 2] += change * count
 
-    def _ends(self, batch: Batch, own: Ints, ended_ns: Ints) -> None:
+    def _ends(self, batch: Batch, own: Ints, ended: _Places) -> None:
         for outcome in Outcome:
             mask = batch.where(lambda kind, outcome=outcome: kind.outcome is outcome)  # type: ignore[misc]
             if outcome is not Outcome.LOST:
-                self._count(outcome.value, own, ended_ns, mask)
+                self._count(outcome.value, ended, mask)
                 continue
-            for code in grouped(_codes(own[mask], ended_ns[mask] // SECOND_NS))[0]:
-                self._at(code)  # nothing is counted of a lost turn, but its second is there
+            for place in np.unique(ended.of_each[mask]).tolist():
+                self._at(ended.codes[place])  # nothing is counted of a lost turn, but its second is there
         output = batch.ints("output_tokens")
-        self._count("output_tokens", own, ended_ns, known(output), output)
+        self._count("output_tokens", ended, known(output), output)
         for place in batch.places(batch.where(lambda kind: kind.outcome is Outcome.FAILED)):
             failed = batch.turns[place]
-            errors = self._list[own[place]].at(int(ended_ns[place]) // SECOND_NS).errors
+            errors = self._at(ended.codes[ended.of_each[place]]).errors
             errors[str(failed.error_class) if failed.error_class is not None else "unknown"] += 1
         for number in np.unique(own).tolist():
             limits = self._list[number].limits
             if limits:
                 mask = own == number
-                self._count("good", own, ended_ns, mask & (limits.judged_all(batch) == GOOD))
+                self._count("good", ended, mask & (limits.judged_all(batch) == GOOD))
 
 
 _CUT_SHORT: Final = frozenset(
@@ -323,6 +329,24 @@ def _ranks(series: Sequence[_Series]) -> Ints:
 
 def _ints(column: array[int]) -> Ints:
     return np.frombuffer(column, dtype=np.int64) if column else np.empty(0, dtype=np.int64)
+
+
+class _Places(NamedTuple):
+    """In which second of its series each of many things happened."""
+
+    codes: list[int]
+    """Each series and second that there is, as `_codes` has it."""
+    of_each: Ints
+    """Place in `codes`, by thing."""
+
+    @classmethod
+    def of(cls, series: Ints, at_ns: Ints) -> _Places:
+        return cls.in_second(series, at_ns // SECOND_NS)
+
+    @classmethod
+    def in_second(cls, series: Ints, seconds: Ints) -> _Places:
+        codes, of_each = np.unique(_codes(series, seconds), return_inverse=True)
+        return cls(codes.tolist(), of_each)
 
 
 def _codes(series: Ints, seconds: Ints) -> Ints:
