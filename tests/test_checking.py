@@ -27,6 +27,7 @@ def ever(text, calls):
         time.sleep(0.01)
 def leaves(text, calls): raise SystemExit(3)
 def interrupts(text, calls): raise KeyboardInterrupt
+def tells(text, calls): raise ValueError("no answer from http://user:hidden@host/")
 """
 
 Make = Callable[[str], Item]
@@ -67,6 +68,12 @@ def test_nothing_that_a_check_raises_ends_the_loop(item: Make, function: str) ->
     assert found.broken is not None and not found.passed
     assert checker.first_unscored == f"default/{function}: {found.broken}"
     assert checker.score(item("slow"), "an answer").passed, "and the next one is checked"
+
+
+def test_no_secret_that_a_checker_met_is_written_down(item: Make) -> None:
+    checker = Checker(patience_s=30)
+    said = str(checker.score(item("tells"), "an answer"))
+    assert "no answer from" in said and "hidden" not in said + (checker.first_unscored or "")
 
 
 def test_a_check_that_never_ends_is_given_up_and_so_is_who_waits_for_it(item: Make) -> None:

@@ -116,6 +116,7 @@ def test_the_plan_of_a_run_is_read_back_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_checked_prompts_in_a_load_on_two_workers(siege: Siege, tmp_path: Path) -> None:
     rules = '[[slo]]\nmetric = "quality"\nmin = 0.4\nmin_samples = 10\n[[slo]]\nmetric = "quality"\nmin = 0.9\n'
     with EmulatorProcess("--output-tokens", "20") as emulator:
@@ -154,6 +155,35 @@ def test_checked_prompts_in_a_load_on_two_workers(siege: Siege, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_a_run_whose_checker_breaks_is_no_pass_and_says_where(siege: Siege, tmp_path: Path) -> None:
+    (tmp_path / "own_checks.py").write_text("import sys\ndef leaves(text, calls):\n    sys.exit(3)\n")
+    file = tmp_path / "own.jsonl"
+    item = {"id": "any", "prompt": "Say anything.", "checks": [{"callable": "own_checks:leaves"}]}
+    file.write_text("\n".join(map(json.dumps, [{"infersiege_quality": 1}, item])))
+    with EmulatorProcess("--output-tokens", "20") as emulator:
+        more = f'[quality]\nfile = "{file}"\nshare = 0.3\nallow_code = true\n'
+        text = plan_text(emulator.base_url, load=OPEN, run='duration = "3s"', more=more)
+        siege.environment["PYTHONPATH"] = str(tmp_path)
+        ran = siege.run(text, "--gate")
+    # On a loaded machine the load generator may have been too slow as well, and then the run is invalid.
+    assert ran.code == (3 if ran.summary.invalid else 5), ran.out
+    check_conserved(ran)
+    checked = [turn for turn in ran.turns if turn.scenario == "quality"]
+    why = "callable own_checks:leaves, line 3 of own_checks.py: SystemExit: 3"
+    assert {turn.outcome for turn in ran.turns} == {Outcome.OK}, "no worker ended by it"
+    assert {turn.quality for turn in checked} == {f"unscored default/any: {why}"}
+    summary = ran.summary
+    assert summary.unscored is not None and summary.unscored.first == f"default/any: {why}"
+    assert summary.quality == () and summary.groups[0].rates["quality"] is None
+    (rule,) = [rule for rule in summary.rules if rule.name == "every check is carried out"]
+    assert rule.verdict is (Verdict.INVALID if summary.invalid else Verdict.NO_DATA) and why in rule.detail
+    told = [event for event in ran.events if event.kind == "check_broken"]
+    assert len(told) == 1 and why in told[0].detail
+    assert "every check is carried out" in ran.out and "own_checks.py" in ran.out
+
+
+@pytest.mark.slow
+@pytest.mark.alone
 def test_by_themselves_each_once(siege: Siege) -> None:
     with EmulatorProcess("--output-tokens", "5") as emulator:
         plan = (

@@ -44,7 +44,7 @@ def quality_tables(summary: Summary) -> list[Table]:
     found = []
     if summary.unscored is not None:
         broken = plain_table("Answers that could not be checked")
-        broken.add_column("prompt")
+        broken.add_column("prompt", min_width=len("Answers that could not be checked"))
         broken.add_column("answers", justify="right")
         for name, n in list(summary.unscored.prompts.items())[:FAILED_SHOWN]:
             broken.add_row(printable(name), count(n))

@@ -35,8 +35,9 @@ class Checker:
     def score(self, item: Item, text: str, tool_calls: Calls = ()) -> Score:
         """As `quality.score`. Blocks the greenlet, not the loop, where a check is a callable."""
         found = self._beside(item, text, tool_calls) if item.runs_code else score(item, text, tool_calls)
-        if found.broken is not None and self.first_unscored is None:
-            self.first_unscored = f"{found.name}: {found.broken}"
+        if found.broken is not None:
+            found = found._replace(broken=scrub(found.broken))  # a checker may have met a key, or a URL with a password
+            self.first_unscored = self.first_unscored or f"{found.name}: {found.broken}"
         return found
 
     def _beside(self, item: Item, text: str, tool_calls: Calls) -> Score:
@@ -64,6 +65,7 @@ class CheckWatch:
         """At a worker's report; writes an event."""
         if report.unscored is not None and not self._told:
             self._told = True
+            # Redacted where it was written, and once more here: it is another host's word.
             note("check_broken", f"an answer could not be checked: {scrub(report.unscored)}", report.worker)
 
 
