@@ -48,14 +48,14 @@ def turn_of(tokens: int, *, cost: float | None = None, channel: str = HERE, stat
     )  # fmt: skip
 
 
-SPENT = [
+TOO_SMALL = [
     (BudgetUse(channel=HERE, kind=REQUESTS, amount=2000, used=2000), "2,000 requests"),
     (BudgetUse(channel=HERE, kind=TOKENS, amount=1_500_000, used=1_500_800), "1,500,000 tokens"),
     (BudgetUse(channel=HERE, kind=COST, amount=0.5, used=0.5003), "cost 0.50"),
 ]
 
 
-@pytest.mark.parametrize(("use", "amount"), SPENT, ids=[amount for _, amount in SPENT])
+@pytest.mark.parametrize(("use", "amount"), TOO_SMALL, ids=[amount for _, amount in TOO_SMALL])
 def test_a_budget_that_did_not_last_until_steady_is_named_with_what_to_raise(use: BudgetUse, amount: str) -> None:
     assert spent_before_steady(use, 3_240_000_000, 30 * SECOND) == (
         f"no steady window was reached: the budget of channel cloud ({amount}) was used up after 3.2 s, before steady "

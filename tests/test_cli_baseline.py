@@ -161,7 +161,7 @@ def with_ttft(baseline: dict[str, Any], **changes: Any) -> str:
         (["baseline", "show", "COUNTED"], "no run has so many values of ttft p50", "10**400 turns"),
         (["baseline", "save", "RUN", "--floor", "HUGE", "--out", "new.json"], "is no ttft p50 of a run", "as a floor"),
         (["baseline", "save", "RUN", "--out", "OTHER"], "is no baseline", "another file would be lost"),
-        (["baseline", "save", "RUN", "--out", "FOLDER"], "is a directory", "no place for it"),
+        (["baseline", "save", "RUN", "--out", "FOLDER"], "is a folder", "no place for it"),
         (["baseline", "show", "RUN"], "can't be read", "a directory"),
         (["baseline", "save", "FOLDER", "--out", "new.json"], "is not a run directory", "no runs in it"),
     ],
