@@ -273,6 +273,8 @@ def _losses(records: dict[str, TurnRecord], asked: dict[str, dict[str, Any]], bl
         open_then = row["received_ns"] < blow.at_ns - TOLD_NS and not closed
         if open_then and turn.outcome not in (Outcome.LOST, Outcome.OK):
             yield f"{request_id} was open and is {turn.outcome}"
+        if turn.outcome is Outcome.SKIPPED and not (turn.error_detail or "").startswith("not known whether"):
+            yield f"{request_id} was sent, and its record says that it was not ({turn.error_detail})"
     for turn in records.values():
         if turn.outcome is Outcome.LOST and (turn.worker not in blow.workers or turn.reason is not Reason.WORKER_LOST):
             yield f"{turn.request_id} of {turn.worker} is lost ({turn.reason})"
