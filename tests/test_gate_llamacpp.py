@@ -21,7 +21,7 @@ from siege import Ran, Siege, check_conserved
 
 from infersiege.records import Outcome, Verdict
 
-pytestmark = [pytest.mark.llamacpp, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.llamacpp, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(400)]
 
 SLOWER = 10.0
 ROOM = 4.0
@@ -158,4 +158,4 @@ def test_it_passes_and_fails_for_the_right_reason_twice(siege: Siege, llamacpp: 
     for _ in range(2):
         check(siege.run(gated, "--gate"), slow=False)
         with slowed(llamacpp, share / SLOWER):
-            check(siege.run(gated, "--gate"), slow=True)
+            check(siege.run(gated, "--gate", within_s=150), slow=True)
