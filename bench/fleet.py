@@ -4,6 +4,7 @@
     python bench/fleet.py --workers 300 --rate 100          # ten times the requests
     python bench/fleet.py --workers 20 --rate 200 --seconds 300     # DI-04: CPU and memory stay flat
     python bench/fleet.py --workers 300 --profile out.prof  # cProfile of the master
+    python bench/fleet.py --workers 1000 --users 10000 --lose 1     # users of closed loops once one is lost
 
 The master is `infersiege run --expect-workers N` in a process of its own, unchanged but for a greenlet that looks each
 10 ms how late it comes. All traffic stays on loopback, and workers use a core beside the master's. Exit code 1 when a
@@ -40,6 +41,10 @@ SLOWEST_ACK_MS = 1000.0
 WORKERS_A_PROCESS = 250
 START_S = 90.0
 END_S = 30.0
+LOSE_AFTER_S = 1.0
+"""From its first lease on a worker that is to be lost says nothing more."""
+TAKEN_OVER_S = 8.0
+"""From then on until its users are had by others, and everybody was told: silence, the end of its lease, an epoch."""
 SETTLE_S = 5.0
 """Left out at the beginning of a measurement: all histograms are new then."""
 PLAN = """
@@ -132,6 +137,8 @@ class Fleet:
 
     workers: int
     rate: float
+    to_lose: int
+    """Workers that fell silent as they were meant to."""
     ready_s: float
     """From the start of the workers to the first lease."""
     seconds: list[dict[str, float]]
@@ -153,7 +160,7 @@ class Fleet:
         acks = self.values_ms("acks_ns")
         quick = bool(leases) and leases[-1] < LATEST_LEASE_MS
         quick = quick and bool(acks) and acks[int(len(acks) * 0.99)] < SLOWEST_ACK_MS
-        return quick and self.lag_ms["p99"] < MOST_LAG_MS and not self.lost and self.end_s is not None
+        return quick and self.lag_ms["p99"] < MOST_LAG_MS and self.lost == self.to_lose and self.end_s is not None
 
     def figures(self) -> dict[str, Any]:
         """For scripts; times in ms."""
@@ -202,14 +209,16 @@ def _three(values: list[float]) -> str:
 
 
 @contextmanager
-def fleet_of(workers: int, rate: float, seconds: int, folder: Path, more: str, profile: str | None) -> Iterator[Any]:
+def fleet_of(
+    workers: int, rate: float, seconds: int, folder: Path, more: str, profile: str | None, users: int, lose: int
+) -> Iterator[Any]:
     """(run's process, its directory, Crowds) with all workers on their way in."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = os.environ | {"INFERSIEGE_SECRET": secrets.token_hex(16)}
     plan, out = folder / "plan.toml", folder / "run"
-    plan.write_text(PLAN.format(seconds=seconds, start=int(START_S), users=workers, more=more), encoding="utf-8")
+    plan.write_text(PLAN.format(seconds=seconds, start=int(START_S), users=users, more=more), encoding="utf-8")
     command = [
         sys.executable,
         __file__,
@@ -230,6 +239,7 @@ def fleet_of(workers: int, rate: float, seconds: int, folder: Path, more: str, p
                 count = min(WORKERS_A_PROCESS, workers - first)
                 crowd = [sys.executable, script, address, "--workers", str(count), "--first", str(first)]
                 crowd += ["--fleet", str(workers), "--rate", str(rate)]
+                crowd += ["--lose", str(0 if first else lose), "--lose-after", str(LOSE_AFTER_S)]
                 processes.append(subprocess.Popen(crowd, env=environment, stdout=subprocess.PIPE, stderr=log))
             yield master, out, Crowds(processes)
         finally:
@@ -238,12 +248,22 @@ def fleet_of(workers: int, rate: float, seconds: int, folder: Path, more: str, p
                 process.wait()
 
 
-def measured(workers: int, rate: float, seconds: int, *, more: str = "", profile: str | None = None) -> Fleet:
-    """One fleet, from the first hello to the last quit."""
+def measured(
+    workers: int,
+    rate: float,
+    seconds: int,
+    *,
+    more: str = "",
+    profile: str | None = None,
+    users: int | None = None,
+    lose: int = 0,
+) -> Fleet:
+    """One fleet, from the first hello to the last quit. What is measured begins when `lose` workers were replaced."""
+    users = workers if users is None else users
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         begun = time.monotonic()
-        with fleet_of(workers, rate, seconds, folder, more, profile) as (master, out, crowds):
+        with fleet_of(workers, rate, seconds, folder, more, profile, users, lose) as (master, out, crowds):
             crowds.listen()
             probe = Probe(master.pid)
             threading.Thread(target=probe.watch, daemon=True).start()
@@ -255,7 +275,7 @@ def measured(workers: int, rate: float, seconds: int, *, more: str = "", profile
                     raise SystemExit(f"the load did not begin: {joined} joined, {ready} were ready\n{log}")
                 time.sleep(0.02)
             ready_s, started = time.monotonic() - begun, time.monotonic()
-            settle_s = min(SETTLE_S, seconds / 3)
+            settle_s = LOSE_AFTER_S + TAKEN_OVER_S if lose else min(SETTLE_S, seconds / 3)
             ended = _ended(events, master, within_s=seconds + 20)
             end_s = _gone(crowds, workers, ended)
             probe.over.set()
@@ -268,7 +288,7 @@ def measured(workers: int, rate: float, seconds: int, *, more: str = "", profile
         looks = sorted(ms for at, ms in lag if begin <= at <= end) or [0.0]
         lag_ms = {"p50": looks[len(looks) // 2], "p99": looks[int(len(looks) * 0.99)], "max": looks[-1]}
         inside = [second for second in probe.seconds if begin <= second["at"] <= end]
-        return Fleet(workers, rate, ready_s, inside, crowds.between(begin, end), lag_ms, end_s, lost)
+        return Fleet(workers, rate, lose, ready_s, inside, crowds.between(begin, end), lag_ms, end_s, lost)
 
 
 def _ended(events: Path, master: subprocess.Popen[bytes], within_s: float) -> float:
@@ -334,6 +354,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, action="append", help="a fleet (may be repeated)")
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second of each worker")
     parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--users", type=int, help="of the closed loop; default: one for each worker")
+    parser.add_argument("--lose", type=int, default=0, help="workers (250 at most) that fall silent in the load")
     parser.add_argument("--must-carry", type=int, default=100)
     parser.add_argument("--more", default="", help="more lines of the plan, such as a [telemetry] section")
     parser.add_argument("--json", action="store_true", help="figures for scripts")
@@ -347,7 +369,15 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the fleet goes, too
     failed = False
     for workers in options.workers or (10, 100, 300, 1000):
-        fleet = measured(workers, options.rate, options.seconds, more=options.more, profile=options.profile)
+        fleet = measured(
+            workers,
+            options.rate,
+            options.seconds,
+            more=options.more,
+            profile=options.profile,
+            users=options.users,
+            lose=options.lose,
+        )
         print(json.dumps(fleet.figures()) if options.json else fleet.line(), flush=True)
         failed = failed or (workers <= options.must_carry and not fleet.carried)
     sys.exit(failed)

@@ -44,6 +44,8 @@ from infersiege.records import (
     Refusal,
     Report,
     Segment,
+    SlotsHeld,
+    UserSlots,
 )
 from infersiege.swarm import messages
 from infersiege.swarm.clock import CLOCK_PINGS
@@ -79,12 +81,17 @@ class Seen:
 class TalkingWorker:
     """One worker's side of the conversation."""
 
-    def __init__(self, name: str, socket: Any, script: Script, seen: Seen, *, fleet: int, phase_ns: int) -> None:
+    def __init__(
+        self, name: str, socket: Any, script: Script, seen: Seen, *, fleet: int, phase_ns: int, talks_ns: int | None
+    ) -> None:
+        """`talks_ns`: from its first lease on, for so long; None: to the end."""
         self.name = name
         self.node_id = f"bench_{name}"
         self.socket, self._script, self._seen = socket, script, seen
         self._fleet, self._phase_ns = fleet, phase_ns
         """The latter: of its second, so that not all speak at once."""
+        self._talks_ns = talks_ns
+        self._slots_epoch = 0
         self._state = "ready"
         self._segments: dict[int, int] = {}
         self._numbers = itertools.count()
@@ -169,7 +176,12 @@ class TalkingWorker:
     def _on_lease(self, _data: bytes, now_ns: int) -> None:
         if self._lease_ns is not None:
             self._seen.lease_gaps_ns.append(now_ns - self._lease_ns)
+        elif self._talks_ns is not None:
+            self.due.append((now_ns + self._talks_ns, self._fall_silent))
         self._lease_ns = now_ns
+
+    def _fall_silent(self, _now_ns: int) -> None:
+        self._over = True
 
     def _on_epoch(self, data: bytes, _now_ns: int) -> None:
         number = msgspec.msgpack.decode(data, type=Epoch).number
@@ -177,6 +189,15 @@ class TalkingWorker:
 
     def _on_table(self, data: bytes, _now_ns: int) -> None:
         self._epoch = msgspec.msgpack.decode(data, type=EpochTable).epochs[-1].number
+
+    def _on_slots(self, data: bytes, _now_ns: int) -> None:
+        self._slots_epoch = msgspec.msgpack.decode(data, type=UserSlots).epoch
+        self._tell_held()
+
+    def _tell_held(self) -> None:
+        """That none of its users is another one's, as each worker does once users have moved."""
+        if self._slots_epoch > 0 and not self._over:
+            messages.send(self, SlotsHeld(epoch=self._slots_epoch, slots={}))
 
     @property
     def _taken(self) -> int:
@@ -216,12 +237,15 @@ class TalkingWorker:
         messages.NAMES[Lease]: _on_lease,
         messages.NAMES[Epoch]: _on_epoch,
         messages.NAMES[EpochTable]: _on_table,
+        messages.NAMES[UserSlots]: _on_slots,
         messages.NAMES[Drain]: _on_drain,
     }
 
     # --------------------------------------------------------------------------------------------------- what it says
 
     def _locust_beat(self, at_ns: int) -> None:
+        if self._over:
+            return
         state = {"state": self._state, "current_cpu_usage": 40.0, "current_memory_usage": 150_000_000}
         self._say("heartbeat", state)
         self.due.append((at_ns + SECOND_NS, self._locust_beat))
@@ -242,6 +266,7 @@ class TalkingWorker:
         if self._over:
             return
         self._tell(at_ns)
+        self._tell_held()
         self.due.append((at_ns + SECOND_NS, self._report))
 
     def _tell(self, _at_ns: int) -> None:
@@ -269,7 +294,19 @@ class TalkingWorker:
 class Crowd:
     """The workers of this process, on one clock and one poll."""
 
-    def __init__(self, address: str, secret: bytes, *, workers: int, first: int, fleet: int, rate: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        *,
+        workers: int,
+        first: int,
+        fleet: int,
+        rate: float,
+        lose: int = 0,
+        lose_after_s: float = 0.0,
+    ) -> None:
+        """The first `lose` of its workers fall silent so long after their first lease."""
         self.seen = Seen()
         self._script = Script(rate, seed=first)
         self._context = zmq.Context()
@@ -284,7 +321,10 @@ class Crowd:
         for number in range(first, first + workers):
             socket = self._context.socket(zmq.DEALER)
             phase_ns = number * 7_919_000 % SECOND_NS
-            worker = TalkingWorker(f"w{number}", socket, self._script, self.seen, fleet=fleet, phase_ns=phase_ns)
+            talks_ns = round(lose_after_s * SECOND_NS) if number < first + lose else None
+            worker = TalkingWorker(
+                f"w{number}", socket, self._script, self.seen, fleet=fleet, phase_ns=phase_ns, talks_ns=talks_ns
+            )
             socket.setsockopt(zmq.IDENTITY, worker.node_id.encode())
             socket.setsockopt(zmq.LINGER, 0)
             socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = server_public, public, private
@@ -335,10 +375,13 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--fleet", type=int, help="workers of all processes together; default: these")
     parser.add_argument("--rate", type=float, default=10.0, help="requests per second of each worker")
+    parser.add_argument("--lose", type=int, default=0, help="workers that fall silent")
+    parser.add_argument("--lose-after", type=float, default=0.0, help="seconds from their first lease on")
     options = parser.parse_args()
     secret = os.environ[SECRET_VARIABLE].encode()
     crowd = Crowd(options.address, secret, workers=options.workers, first=options.first,
-                  fleet=options.fleet or options.workers, rate=options.rate)  # fmt: skip
+                  fleet=options.fleet or options.workers, rate=options.rate, lose=options.lose,
+                  lose_after_s=options.lose_after)  # fmt: skip
     for told in crowd.run():
         print(json.dumps(told), flush=True)
 
