@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -15,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infersiege.metrics.windows import windows
-from infersiege.records import EpochAnswer, Hello, SlotsHeld
-from infersiege.swarm.fleet import Fleet, WorkerState
+from infersiege.records import Epoch, EpochAnswer, Hello, RateAsk, SlotsHeld
+from infersiege.swarm.fleet import Fleet, WorkerState, end_of, last_line
+from infersiege.swarm.ratelimit import Rate, RateLimiter
 from infersiege.swarm.seats import Seats
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +27,12 @@ SECOND = 1_000_000_000
 
 sys.path.insert(0, str(ROOT / "bench"))
 from fleet_script import Script, turns_of_a_second  # noqa: E402
+
+
+def worker_of(name: str, *, seen_ns: int) -> WorkerState:
+    """One that plays a part."""
+    hello = Hello(worker=name, host="h", pid=1, boot_id="b", versions={}, spool_dir="/none")
+    return WorkerState(f"node of {name}", hello, 0, last_seen_ns=seen_ns, admitted=True)
 
 
 def report_bytes(rate: float) -> int:
@@ -87,6 +96,66 @@ def test_each_of_ten_thousand_users_is_one_workers_of_a_thousand() -> None:
     assert sorted(slot for one in has for slot in one) == list(range(10_000))
 
 
+def lines_run(work: Callable[[], object]) -> int:
+    """Lines of Python that a call runs, each round of a loop counted: what it costs, on any machine."""
+    count = 0
+
+    def trace(_frame: FrameType, _event: str, _arg: object) -> Any:
+        nonlocal count
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def held_of(workers: int) -> Callable[[], object]:
+    """A worker tells which users it has, once another one was lost and an epoch has passed."""
+    names = [f"w{number}" for number in range(workers)]
+    seats = Seats(names, streams=1, users={0: 10 * workers})
+    seats.change(names[1:])
+    for offer in list(seats.tick(0)):
+        assert isinstance(offer.message, Epoch)
+        seats.answered(offer.to, EpochAnswer(number=offer.message.number, accepted=True, next_index=(0,)), 0)
+    list(seats.tick(SECOND))
+    list(seats.tick(3 * SECOND))
+    assert seats.slots_of("w1").epoch == 1
+    return lambda: (list(seats.held("w1", SlotsHeld(epoch=1, slots={}))), seats.slots_of("w1"))
+
+
+def permit_of(workers: int) -> Callable[[], object]:
+    """One of many that send to a channel with a rate limit asks for a permit."""
+    limiter = RateLimiter(Rate("cloud", requests=60_000), workers=workers)
+    for number in range(workers):
+        limiter.told(f"w{number}", RateAsk(), 0)
+    limiter.serve(0)
+
+    def ask() -> None:
+        limiter.told("w0", RateAsk(waiting=(1,)), 1)
+        assert list(limiter.serve(1)) == ["w0"]
+
+    return ask
+
+
+def name_of(workers: int) -> Callable[[], object]:
+    """Whose a letter is."""
+    fleet = Fleet(expected=workers)
+    for number in range(workers):
+        fleet.add(worker_of(f"w{number}", seen_ns=0))
+    return lambda: fleet.by_name(f"w{workers - 1}")
+
+
+@pytest.mark.parametrize("work", [held_of, permit_of, name_of])
+def test_what_one_worker_says_costs_the_same_in_any_fleet(work: Callable[[int], Callable[[], object]]) -> None:
+    """Each of a thousand says it each second: a look through all of them at each would be a million in a second."""
+    assert 0 < lines_run(work(300)) <= lines_run(work(10)) + 20
+
+
 # --------------------------------------------------------------------------------------------------------- real ports
 
 
@@ -114,12 +183,55 @@ def test_a_flood_of_messages_does_not_keep_the_rest_of_a_master_from_running() -
 )
 def test_a_master_that_is_late_does_not_take_its_workers_for_dead(silent_s: float, deaf_s: float, lost: bool) -> None:
     now_ns = 100 * SECOND
-    hello = Hello(worker="w", host="h", pid=1, boot_id="b", versions={}, spool_dir="/none")
-    worker = WorkerState("node", hello, 0, last_seen_ns=now_ns - round(silent_s * SECOND))
-    worker.admitted = True
+    worker = worker_of("w", seen_ns=now_ns - round(silent_s * SECOND))
     fleet = Fleet(expected=1, workers={"node": worker})
     assert fleet.newly_dead(now_ns, now_ns - round(deaf_s * SECOND)) == ([worker] if lost else [])
     assert worker.lost_at_ns == (now_ns if lost else None)
+
+
+@pytest.mark.parametrize(
+    ("seen_s", "then_s", "why"),
+    [
+        (0, 3, "heard before the stall: its words wait at the port"),
+        (2, 5, "the master's own doing, as far as it goes"),
+        (5, 6, "heard at its end: nobody was heard in the future, or its death would be noticed late"),
+        (6, 6, "heard just now"),
+    ],
+)
+def test_a_stall_of_the_master_is_not_held_against_its_workers(seen_s: int, then_s: int, why: str) -> None:
+    """Of three seconds, until second six."""
+    fleet = Fleet(expected=2)
+    fleet.add(worker_of("w", seen_ns=seen_s * SECOND))
+    fleet.add(lost := worker_of("lost", seen_ns=0))
+    lost.lost_at_ns = SECOND
+    fleet.forgive(3 * SECOND, 6 * SECOND)
+    assert fleet.workers["node of w"].last_seen_ns == then_s * SECOND, why
+    assert lost.last_seen_ns == 0, "or it would count as heard again"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "told"),
+    [
+        (-9, None, "killed by SIGKILL, and it said nothing"),
+        (-6, "out of memory", "killed by SIGABRT: out of memory"),
+        (-99, None, "killed by signal 99, and it said nothing"),
+        (2, "error: no such file", "exit code 2: error: no such file"),
+        (0, None, "exit code 0, and it said nothing"),
+    ],
+)
+def test_how_a_process_ended_is_told(code: int, said: str | None, told: str) -> None:
+    assert end_of(code, said) == told
+
+
+def test_the_last_line_of_a_log_is_what_it_said_last(tmp_path: Path) -> None:
+    log = tmp_path / "worker-1.log"
+    assert last_line(log) is None
+    log.write_bytes(b"")
+    assert last_line(log) is None
+    log.write_bytes(b"first\nerror: \xff " + b"x" * 1000 + b"\n\n")
+    assert last_line(log) == ("error: \N{REPLACEMENT CHARACTER} " + "x" * 1000)[:300]
+    log.write_bytes(b"first\nerror: no room\nhint: make some\n")
+    assert last_line(log) == "error: no room; hint: make some"
 
 
 @pytest.mark.slow

@@ -235,8 +235,11 @@ def test_a_worker_with_another_secret_does_not_get_in(
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
     siege.environment["INFERSIEGE_SECRET"] = "right"
+    tmp = siege.folder / "tmp"
+    tmp.mkdir()
+    siege.environment["TMPDIR"] = str(tmp)
     text = plan_text(emulator.base_url, load=AT_ONCE, run='duration = "3s"\nwait_for_workers = "8s"')
-    running = siege.start(text, "--workers", "0", "--expect-workers", "1", "--bind", address)
+    running = siege.start(text, "--workers", "1", "--expect-workers", "2", "--bind", address)
     stranger = subprocess.Popen(
         [sys.executable, "-m", "infersiege", "worker", "--master", address],
         env={**siege.environment, "INFERSIEGE_SECRET": "wrong"},
@@ -249,8 +252,25 @@ def test_a_worker_with_another_secret_does_not_get_in(
         stranger.kill()
         stranger.wait()
     assert ran.code == 3, ran.out
-    assert "0 of 1 workers were ready after 8 s" in ran.out
+    assert "1 of 2 workers were ready after 8 s" in ran.out
     assert "hint:" in ran.out
+    assert "logs" not in ran.out and not ran.path.exists(), "nothing is named that is gone"
+    assert not list(tmp.glob("infersiege-*")), "and nothing stays of a run that never began"
+
+
+def test_a_worker_of_ours_that_dies_before_the_load_is_told_with_how_it_ended(
+    siege: Siege, emulator: EmulatorProcess
+) -> None:
+    siege.environment["INFERSIEGE_SECRET"] = "s3cret"  # another worker is waited for, so the load can't begin first
+    running = siege.start(plan_text(emulator.base_url, load=AT_ONCE), "--workers", "1", "--expect-workers", "2")
+    deadline = time.monotonic() + START_S
+    while not (pids := running.worker_pids()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(pids["worker-1"], signal.SIGKILL)
+    ran = running.wait()
+    assert ran.code == 3, ran.out
+    assert "error: worker-1 ended before the run began: killed by SIGKILL, and it said nothing" in ran.out
+    assert "logs" not in ran.out and not ran.path.exists()
 
 
 def test_a_worker_without_the_key_refuses_before_the_load(siege: Siege, free_port: Callable[[], int]) -> None:
@@ -289,13 +309,16 @@ def test_a_worker_that_joins_late_is_turned_away_and_changes_nothing(
     text = plan_text(emulator.base_url, load=AT_ONCE, run='duration = "6s"')
     running = siege.start(text, "--workers", "1", "--bind", address)
     running.until('"outcome":"ok"')
+    siege.command("worker", "--master", address, "--name", "late")
     code, out = siege.command("worker", "--master", address, "--name", "late")
     ran = running.wait()
     assert code == 3 and "has all of its 1 workers" in out
     check_passed(ran)
     check_conserved(ran)
     assert ran.summary.groups[0].in_flight_max == 4
-    assert any(event.kind == "worker_refused" for event in ran.events)
+    first, again = (event for event in ran.events if event.kind == "worker_refused")
+    assert first.detail == "the run has all of its 1 workers" and first.worker == again.worker == "late"
+    assert again.detail == f"{first.detail} (it asked 2 times)", "one event while it goes on asking, and one at the end"
 
 
 def test_workers_are_reached_on_the_address_that_was_bound(siege: Siege, emulator: EmulatorProcess) -> None:

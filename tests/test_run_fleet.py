@@ -122,6 +122,7 @@ def test_a_worker_that_joins_late_has_the_seat_of_a_dead_one(
     ran = running.wait()
     assert late.wait(20) == 0
     assert code == 3 and "has all of its 3 workers" in out
+    assert "Traceback" not in ran.out and "Greenlet" not in ran.out, "Locust dispatches nothing behind our back"
     assert ran.code == 3, ran.out
     check_once(ran, emulator)
     assert len(ran.turns) == 400

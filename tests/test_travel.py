@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +20,7 @@ from infersiege.plan.load import load_plan
 from infersiege.records import NeededFile, NeededPath
 from infersiege.swarm import travel
 from infersiege.swarm.luggage import Unpacker, as_planned, differs, must_be_the_masters, with_places
-from infersiege.swarm.travel import needed_paths, packed_parts, sha256_of
+from infersiege.swarm.travel import PARTS_AT_ONCE, needed_paths, packed_parts, sha256_of
 from infersiege.traces import open_trace
 
 ROW = '{"session_id": "a", "messages": [{"role": "user", "content": "what was sold?"}]}\n'
@@ -116,6 +119,18 @@ def test_a_file_that_was_changed_since_it_was_listed_is_not_sent(tmp_path: Path)
     (tmp_path / "there" / "b.jsonl").write_bytes(b"Second\n" * 10)
     with pytest.raises(travel._ChangedError, match=r"b\.jsonl"):
         list(packed_parts(path))
+
+
+def test_each_gets_its_parts_in_turn_and_others_run_meanwhile() -> None:
+    """All that many workers ask for at once would stand in the queues of sockets, and no lease would go out."""
+    side = [sys.executable, str(Path(__file__).with_name("side_travel.py"))]
+    done = subprocess.run(side, capture_output=True, text=True, timeout=90, check=True)
+    found = json.loads(done.stdout)
+    assert found["asked"] == 12
+    assert found["parts"] == [PARTS_AT_ONCE] * 12, "what they asked for, and nothing twice"
+    assert found["in order"]
+    assert found["two in a row"] < 12, "a worker gets two only where no other one waits"
+    assert found["turns of others"] > 12 * PARTS_AT_ONCE / 8, "hardly ever more than two parts without a pause"
 
 
 # ---------------------------------------------------------------------------------------------------- what is needed

@@ -187,9 +187,10 @@ class Fleet:
 
 
 def last_line(log: Path) -> str | None:
-    """What a process said last, at most 300 characters; None: it said nothing."""
+    """What a process said last, at most 300 characters, with the hint behind it; None: it said nothing."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1][:300] if lines else None
+    said = [line[:300] for line in lines[-2:]]
+    return "; ".join(said) if said[-1:] and said[-1].startswith("hint: ") else said[-1] if said else None
 
 
 def end_of(returncode: int, said: str | None) -> str:

@@ -239,12 +239,12 @@ class Campaign:
         self._publisher.begin(self._file)
 
     def _leave_no_trace(self, error: InfersiegeError) -> None:
-        """A run that never began is no run: its directory goes. Workers' logs with more than a last line, which the
-        error has, go where they can be read."""
+        """A run that never began is no run: its directory goes. The error has the last line of a worker's log; where it
+        is the end of a traceback, which is no user's, the logs go where they can be read."""
         if self._file.started_ns is not None:
             return
         logs = self._run.path / "logs"
-        if logs.is_dir() and any(log.read_bytes().count(b"\n") > 1 for log in logs.iterdir()):
+        if logs.is_dir() and any(b"Traceback" in log.read_bytes() for log in logs.iterdir()):
             kept = Path(shutil.move(logs, tempfile.mkdtemp(prefix="infersiege-logs-")))
             error.hint = f"{error.hint}; the workers' logs are in {kept}" if error.hint else f"see the logs in {kept}"
         discard(self._run)
