@@ -1,4 +1,4 @@
-"""Are a million turns reported and judged within 30 s and 1.5 GB? Makes such a run directory and measures the commands.
+"""Are a million turns reported, judged and compared within 30 s and 1.5 GB? Makes such a run and measures the commands.
 
 python bench/million.py                      # makes a run of a million turns in a temporary directory, measures
 python bench/million.py --turns 50000 --keep runs/fifty-thousand
@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, sleep
@@ -37,6 +37,7 @@ from infersiege.records import (
 )
 from infersiege.rundir import ChannelFacts, PlanFile, RunDirectory, StageFacts
 
+COMMANDS = (("report",), ("gate",), ("compare", "--by", "channel"))
 LONGEST_S = 30.0
 """Targets for a million turns, of wall-clock time on two free cores and of memory of all processes together."""
 MOST_BYTES = 1.5e9
@@ -310,15 +311,17 @@ class Measured:
     peak_bytes: int
 
 
-def measure(command: str, run: Path) -> Measured:
-    """Run `infersiege COMMAND RUN` in a process of its own."""
+def measure(command: Sequence[str], run: Path) -> Measured:
+    """Run `infersiege COMMAND RUN` in a session of its own, inside the run directory: there its files go."""
+    run = run.resolve()
     began = perf_counter()
     child = os.fork()
     if not child:
         os.setsid()
+        os.chdir(run)
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
-        os.execv(sys.executable, [sys.executable, "-m", "infersiege", command, str(run)])
+        os.execv(sys.executable, [sys.executable, "-m", "infersiege", *command, str(run)])
     peak = 0
     while True:
         done, status, usage = os.wait4(child, os.WNOHANG)
@@ -327,7 +330,7 @@ def measure(command: str, run: Path) -> Measured:
         peak = max(peak, _memory_of_session(child))
         sleep(0.05)
     wall_s = perf_counter() - began
-    return Measured(command, os.waitstatus_to_exitcode(status), wall_s, usage.ru_utime + usage.ru_stime, peak)
+    return Measured(" ".join(command), os.waitstatus_to_exitcode(status), wall_s, usage.ru_utime + usage.ru_stime, peak)
 
 
 def _memory_of_session(session: int) -> int:
@@ -367,7 +370,7 @@ def main() -> int:
         path = asked.run or asked.keep or Path(scratch) / "run"
         if asked.run is None:
             make(path, asked.turns)
-        found = [measure(command, path) for command in ("report", "gate")]
+        found = [measure(command, path) for command in COMMANDS]
         with (path / "turns.jsonl").open("rb") as lines:
             turns = sum(1 for _ in lines)
         size = (path / "turns.jsonl").stat().st_size
