@@ -150,12 +150,11 @@ def test_add_many_is_add_for_each(values: list[int]) -> None:
 
 @given(samples, samples)
 def test_sparse_form_merges_like_the_values(a: list[int], b: list[int]) -> None:
-    back = Histogram.from_sparse(of(a).to_sparse())
-    back.merge(Histogram.from_sparse(of(b).to_sparse()))
+    back = Histogram.from_sparse(of(a).counts)
+    back.merge(Histogram.from_sparse(of(b).counts))
     whole = of([*a, *b])
-    assert back == Histogram.from_sparse(whole.to_sparse())
-    assert back.to_sparse() == whole.to_sparse()
-    assert list(whole.to_sparse()) == sorted(whole.to_sparse())
+    assert back == Histogram.from_sparse(whole.counts)
+    assert back.counts == whole.counts
     for q in (0.5, 0.99):
         exact, found = whole.percentile(q), back.percentile(q)
         assert (exact is None) == (found is None)

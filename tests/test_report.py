@@ -51,7 +51,7 @@ from infersiege.report.event_words import EVENT_WORDS
 from infersiege.report.html import render
 from infersiege.report.numbers import ABSENT, figure, number, printable, share, span
 from infersiege.report.shapes import bars, ecdf, edges_of, ticks_between
-from infersiege.report.tables import conservation, error_examples, print_summary, to_text, trace_lines
+from infersiege.report.tables import conservation, print_summary, to_text, trace_lines
 from infersiege.rundir import REPORT, SUMMARY, TURNS, WINDOWS, RunDirectory
 
 DATA = Path(__file__).parent / "data"
@@ -305,15 +305,6 @@ def test_a_servers_error_text_cannot_drive_the_terminal(tmp_path: Path, sample: 
     found = rebuilt(tmp_path, rows)
     text = to_text(found.summary, width=200, examples=found.examples)
     assert "[bold]x" in text and not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", text)
-
-
-def test_error_examples_stop_reading_early(sample: list[TurnRecord]) -> None:
-    failed = next(index for index, row in enumerate(sample) if row.outcome is Outcome.FAILED)
-    rest = iter(sample)
-    found = error_examples(rest, [str(sample[failed].error_class)])
-    assert list(found) == [sample[failed].error_class]
-    assert len(list(rest)) == len(sample) - failed - 1
-    assert error_examples(iter(sample), []) == {}
 
 
 # --------------------------------------------------------------------------------------------------------- numbers

@@ -98,10 +98,6 @@ class Histogram:
             made.merge(part)
         return made
 
-    def to_sparse(self) -> dict[int, int]:
-        """Bucket index -> count, in rising order: the form that records and windows carry."""
-        return dict(sorted(self.counts.items()))
-
     def add(self, ns: int, count: int = 1) -> None:
         """Add one value, `count` times. Raises ValueError on a negative value or count."""
         if count < 0:

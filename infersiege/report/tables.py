@@ -7,7 +7,7 @@ with a numbered reason below.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -20,15 +20,12 @@ from infersiege.records import (
     BudgetUse,
     Counts,
     GroupSummary,
-    Outcome,
     RateUse,
     RuleResult,
     Summary,
     TraceAccount,
-    TurnRecord,
     Verdict,
 )
-from infersiege.redact import scrub
 from infersiege.report import rule_words
 from infersiege.report.delivered import delivered_tables
 from infersiege.report.fitting import NARROW, fitted, plain_table
@@ -111,21 +108,6 @@ def conservation(counts: Counts) -> str:
         f"cancelled {counts.cancelled:,} + lost {counts.lost:,}"
     )
     return line if counts.conserved() else f"NOT CONSERVED: {line}"
-
-
-def error_examples(turns: Iterable[TurnRecord], classes: Iterable[str]) -> dict[str, str]:
-    """error_class -> the detail of its first turn. Reads no further than it must."""
-    wanted = set(classes)
-    found: dict[str, str] = {}
-    if not wanted:
-        return found
-    for turn in turns:
-        name = None if turn.error_class is None else turn.error_class.value
-        if turn.outcome is Outcome.FAILED and name in wanted and name not in found:
-            found[name] = scrub(turn.error_detail or f"HTTP {turn.http_status}")
-            if len(found) == len(wanted):
-                break
-    return found
 
 
 def print_errors(errors: Mapping[str, int], ok_and_failed: int, examples: Mapping[str, str], console: Console) -> None:
@@ -276,7 +258,7 @@ def print_emulated(console: Console) -> None:
 
 
 def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, str] | None = None) -> None:
-    """The whole summary. `examples`: see `error_examples`."""
+    """The whole summary. `examples`: error_class -> the detail of one of its turns (`Rebuilt.examples`)."""
     whole = summary.groups[0] if summary.groups else None
     if summary.emulated:
         print_emulated(console)
