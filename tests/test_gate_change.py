@@ -45,7 +45,13 @@ ROWS = [
     Row(sample(times(1.04)), PASS, "not worse by 5.5%", "significant, but not relevant"),
     Row(sample(times(1.10), relevant=0.2), PASS, "not worse by 20.0%", "the rule allows a fifth"),
     Row(sample(times(1.04), relevant=0.03), FAIL, "worse by 4.0%", "the rule allows less than the usual"),
-    Row(sample((80.0, 130.0, 90.0, 140.0, 101.0)), PASS, "may differ by", "worse on average, and not surely"),
+    Row(
+        sample((80.0, 130.0, 90.0, 140.0, 101.0)),
+        NO_DATA,
+        "differ too much",
+        "a sixth slower on average, and anything between much faster and much slower: that is no pass",
+    ),
+    Row(sample((97.0, 112.0, 100.0, 111.0, 113.0)), PASS, "may differ by", "worse on average, and not surely"),
     Row(
         sample((60.0, 140.0, 80.0, 150.0, 90.0), (70.0, 150.0, 70.0, 140.0, 95.0)),
         NO_DATA,

@@ -296,7 +296,7 @@ def _change(sample: Sample, p: float, spread: Floor | None) -> Change:
     bad = _harm(sample, change)
     if p <= ALPHA and bad >= sample.least:
         verdict, said = Verdict.FAIL, f"worse by {_written(bad, sample)}"
-    elif _unscaled(width, sample) > NOISY * sample.least and bad < sample.least:
+    elif _unscaled(width, sample) > NOISY * sample.least:
         verdict = Verdict.NO_DATA
         said = f"runs differ too much to see a change of {_written(sample.least, sample)}; more runs are needed"
     elif bad >= sample.least:
