@@ -13,6 +13,7 @@ import msgspec
 
 from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.histogram import Histogram
+from infersiege.metrics.merging import add_counts
 from infersiege.records import WindowRow
 from infersiege.report.collect import Collected
 from infersiege.report.numbers import SECOND_NS, count, number, printable
@@ -84,12 +85,12 @@ class Bins:
 
     def histograms(self, pairs: Iterable[tuple[int, Mapping[int, int]]]) -> list[Histogram]:
         """One per bin, merged from (second, sparse histogram)."""
-        made = [Histogram() for _ in range(self.n)]
+        made: list[dict[int, int]] = [{} for _ in range(self.n)]
         for second, sparse in pairs:
             index = self.of(second)
             if index is not None and sparse:
-                made[index].merge(Histogram.from_sparse(sparse))
-        return made
+                add_counts(made[index], sparse)
+        return [Histogram.from_sparse(counts) for counts in made]
 
 
 def error_bars(above: Sequence[float], below: Sequence[float]) -> Figure:
