@@ -171,6 +171,16 @@ def test_a_flood_of_messages_does_not_keep_the_rest_of_a_master_from_running() -
     assert found["deaf_after_s"] < 0.05
 
 
+def test_who_knocks_again_and_again_is_told_once_and_counted_and_locust_keeps_nothing_of_it() -> None:
+    side = [sys.executable, str(Path(__file__).with_name("side_door.py"))]
+    found = json.loads(subprocess.run(side, capture_output=True, text=True, timeout=90, check=True).stdout)
+    full = "the run has all of its 0 workers"
+    assert found["told"] == [["late", full], ["vm-13", full], ["once", full]]
+    assert found["again"] == [["late", f"{full} (it asked 3 times)"], ["vm", f"{full} (it asked 2 times)"]]
+    assert found["refused"] == 6, "each gets its answer all the same"
+    assert found["kept"] == 0
+
+
 @pytest.mark.parametrize(
     ("silent_s", "deaf_s", "lost"),
     [
