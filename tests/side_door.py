@@ -1,6 +1,7 @@
 """A master's door with no seat left, and workers that knock again and again, in a process of its own.
 
-Prints (see test_fleet_scale.py) what was told of whom, during it and in the end, how many got their refusal, and what Locust keeps of them.
+Prints (see test_fleet_scale.py) what was told of whom, during it and in the end, how many got their refusal, and what
+Locust keeps of them.
 """
 
 from __future__ import annotations
