@@ -23,7 +23,7 @@ from infersiege.metrics.flow import Bill, Flow, FlowKey, class_of
 from infersiege.metrics.goodput import JUDGEMENTS, TurnLimits
 from infersiege.metrics.histogram import bucket_of
 from infersiege.metrics.limits import WIDE_SLACK_NS
-from infersiege.metrics.lives import Sessions
+from infersiege.metrics.lives import Sessions, ints_of
 from infersiege.metrics.merging import add_counts
 from infersiege.metrics.parts import Part, parts
 from infersiege.metrics.quality import Answers
@@ -258,7 +258,7 @@ class Collector:
     @property
     def repeated(self) -> int:
         """Records of a turn that had one already."""
-        session, turn = (np.frombuffer(column, dtype=np.int64) for column in (self._session, self._turn))
+        session, turn = ints_of(self._session), ints_of(self._turn)
         order = np.lexsort((turn, session))
         session, turn = session[order], turn[order]
         return int(((session[1:] == session[:-1]) & (turn[1:] == turn[:-1])).sum())
@@ -288,8 +288,7 @@ class Collector:
     def merge(self, other: Collector) -> None:
         """Add all that `other` has of the same run: its turns are later ones. `other` is used up."""
         sessions, of_flows = self._sessions.merge(other._sessions), self._of_flows.merge(other._of_flows)
-        if other._session:
-            self._session.frombytes(sessions[np.frombuffer(other._session, dtype=np.int64)].tobytes())
+        self._session.frombytes(sessions[ints_of(other._session)].tobytes())
         self._turn.extend(other._turn)
         # Given away one by one, so that nothing is in memory twice for long.
         for key in list(other.flows):

@@ -63,28 +63,29 @@ class Lives:
 
     def merge(self, other: Lives, numbers: Ints) -> None:
         """Add those of `other`. `numbers`: what its numbers are here (`Sessions.merge`)."""
-        self.add(numbers[_ints(other._number)], *map(_ints, (other._start_ns, other._end_ns, other._pause_ns)))
-        self.think(numbers[_ints(other._thinking)], _ints(other._until_ns))
+        self.add(numbers[ints_of(other._number)], *map(ints_of, (other._start_ns, other._end_ns, other._pause_ns)))
+        self.think(numbers[ints_of(other._thinking)], ints_of(other._until_ns))
 
     def alive(self) -> Alive:
         """By session, in the order of their numbers."""
-        number = _ints(self._number)
+        number = ints_of(self._number)
         if not number.size:
             return Alive(number, number, number)
         order = np.argsort(number, kind="stable")
         ordered = number[order]
         first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        start_ns = np.minimum.reduceat(_ints(self._start_ns)[order], first)
-        end_ns = np.maximum.reduceat(_ints(self._end_ns)[order], first)
-        pause_ns = np.maximum.reduceat(_ints(self._pause_ns)[order], first)
-        sessions, thinking = ordered[first], _ints(self._thinking)
+        start_ns = np.minimum.reduceat(ints_of(self._start_ns)[order], first)
+        end_ns = np.maximum.reduceat(ints_of(self._end_ns)[order], first)
+        pause_ns = np.maximum.reduceat(ints_of(self._pause_ns)[order], first)
+        sessions, thinking = ordered[first], ints_of(self._thinking)
         place = np.minimum(np.searchsorted(sessions, thinking), sessions.size - 1)
         began = sessions[place] == thinking
-        np.maximum.at(end_ns, place[began], _ints(self._until_ns)[began])
+        np.maximum.at(end_ns, place[began], ints_of(self._until_ns)[began])
         return Alive(start_ns, end_ns, pause_ns)
 
 
-def _ints(column: array[int]) -> Ints:
+def ints_of(column: array[int]) -> Ints:
+    """An array of "q" as numpy has it, without a copy: while that lives, nothing can be appended."""
     return np.frombuffer(column, dtype=np.int64) if column else np.empty(0, dtype=np.int64)
 
 

@@ -16,7 +16,7 @@ from infersiege.metrics.definitions import METRICS
 from infersiege.metrics.facts import RequestLimit
 from infersiege.metrics.goodput import GOOD, TurnLimits
 from infersiege.metrics.histogram import buckets_of
-from infersiege.metrics.lives import Sessions
+from infersiege.metrics.lives import Sessions, ints_of
 from infersiege.metrics.merging import add_counts
 from infersiege.metrics.spread import Spread
 from infersiege.records import Outcome, Phase, Reason, TurnRecord, WindowRow
@@ -289,12 +289,12 @@ class _Lives:
         """Add those of `other`. `series`: what the numbers of its series are here."""
         sessions = self._sessions.merge(other._sessions)
         for column, values in (
-            (self._session, sessions[_ints(other._session)]),
-            (self._due_ns, _ints(other._due_ns)),
-            (self._closed_ns, _ints(other._closed_ns)),
-            (self._series, series[_ints(other._series)]),
-            (self._thinking, sessions[_ints(other._thinking)]),
-            (self._thought_ns, _ints(other._thought_ns)),
+            (self._session, sessions[ints_of(other._session)]),
+            (self._due_ns, ints_of(other._due_ns)),
+            (self._closed_ns, ints_of(other._closed_ns)),
+            (self._series, series[ints_of(other._series)]),
+            (self._thinking, sessions[ints_of(other._thinking)]),
+            (self._thought_ns, ints_of(other._thought_ns)),
         ):
             column.frombytes(values.tobytes())
 
@@ -303,11 +303,11 @@ class _Lives:
         if not self._session:
             return
         columns = (self._session, self._due_ns, self._closed_ns, self._series)
-        session, due_ns, closed_ns, of = map(_ints, columns)
+        session, due_ns, closed_ns, of = map(ints_of, columns)
         last_ns = int(closed_ns.max())
         # One that the end of the load met in its think time was alive until then.
         until_ns = np.zeros(len(self._sessions), dtype=np.int64)
-        np.maximum.at(until_ns, _ints(self._thinking), np.minimum(_ints(self._thought_ns), last_ns))
+        np.maximum.at(until_ns, ints_of(self._thinking), np.minimum(ints_of(self._thought_ns), last_ns))
         order = np.lexsort((_ranks(series)[of], closed_ns, due_ns, session))
         session, due_ns, closed_ns, of = session[order], due_ns[order], closed_ns[order], of[order]
         end_ns = np.maximum(np.maximum(closed_ns, due_ns), until_ns[session])
@@ -325,10 +325,6 @@ def _ranks(series: Sequence[_Series]) -> Ints:
     ranks = np.empty(len(series), dtype=np.int64)
     ranks[order] = np.arange(len(series))
     return ranks
-
-
-def _ints(column: array[int]) -> Ints:
-    return np.frombuffer(column, dtype=np.int64) if column else np.empty(0, dtype=np.int64)
 
 
 class _Places(NamedTuple):
