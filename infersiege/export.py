@@ -14,7 +14,7 @@ import numpy as np
 
 from infersiege.errors import RunDirectoryError, UsageError
 from infersiege.metrics.batch import ABSENT, Batch
-from infersiege.records import EarlierAttempt, TurnRecord
+from infersiege.records import EarlierAttempt, KeptAnswer, TurnRecord
 from infersiege.rundir import INSTANTS, PlanFile
 
 ROWS_PER_GROUP: Final = 65_536
@@ -31,6 +31,7 @@ _TYPES: Final[Mapping[str, str]] = {
     "dict[str, int]": "map<string, int64>",
     "tuple[str, ...]": "list<string>",
     "tuple[EarlierAttempt, ...]": "list<struct>",
+    "KeptAnswer": "struct",
 }
 """Type of a field (words of a closed set are strings) -> type of its column."""
 
@@ -102,7 +103,11 @@ def _schema(pyarrow: Any) -> Any:
 
 
 def _arrow_type(pyarrow: Any, text: str) -> Any:
-    attempt = EarlierAttempt.__struct_fields__
+
+    def struct_of(kind: type[msgspec.Struct]) -> Any:
+        fields = [(name, _arrow_type(pyarrow, _type_of(kind, name))) for name in kind.__struct_fields__]
+        return pyarrow.struct(fields)
+
     made = {
         "timestamp[ns, UTC]": lambda: pyarrow.timestamp("ns", tz="UTC"),
         "string": pyarrow.string,
@@ -112,9 +117,8 @@ def _arrow_type(pyarrow: Any, text: str) -> Any:
         "map<int64, int64>": lambda: pyarrow.map_(pyarrow.int64(), pyarrow.int64()),
         "map<string, int64>": lambda: pyarrow.map_(pyarrow.string(), pyarrow.int64()),
         "list<string>": lambda: pyarrow.list_(pyarrow.string()),
-        "list<struct>": lambda: pyarrow.list_(
-            pyarrow.struct([(name, _arrow_type(pyarrow, _type_of(EarlierAttempt, name))) for name in attempt])
-        ),
+        "list<struct>": lambda: pyarrow.list_(struct_of(EarlierAttempt)),
+        "struct": lambda: struct_of(KeptAnswer),
     }
     return made[text]()
 
@@ -138,8 +142,8 @@ def _array(pyarrow: Any, batch: Batch, name: str, text: str, kind: Any) -> Any:
         offsets = np.concatenate(([0], np.cumsum(found.sizes))).astype(np.int32)
         return pyarrow.MapArray.from_arrays(offsets, found.key, found.count)
     rows = map(attrgetter(name), batch.turns)
-    if text == "list<struct>":
-        return pyarrow.array([[msgspec.to_builtins(one) for one in attempts] for attempts in rows], type=kind)
+    if text in ("list<struct>", "struct"):
+        return pyarrow.array([msgspec.to_builtins(row) for row in rows], type=kind)
     if text == "map<string, int64>":
         return pyarrow.array([list(row.items()) for row in rows], type=kind)
     return pyarrow.array(list(rows), type=kind)
@@ -168,7 +172,8 @@ def _lines(batch: Batch, nested: list[bool], encode: Any) -> Iterator[str]:
     row_of = attrgetter(*_NAMES)
     for turn in batch.turns:
         row = zip(row_of(turn), nested, strict=True)
-        yield ",".join([_cell(encode(value).decode() if inside else value) for value, inside in row]) + "\r\n"
+        cells = (_cell(encode(value).decode() if inside and value is not None else value) for value, inside in row)
+        yield ",".join(cells) + "\r\n"
 
 
 def _cell(value: object) -> str:

@@ -27,7 +27,7 @@ from infersiege.cli.export import export
 from infersiege.errors import ExitCode
 from infersiege.export import columns, write_csv, write_parquet
 from infersiege.metrics.batch import Batch, batches
-from infersiege.records import EarlierAttempt, TurnRecord
+from infersiege.records import EarlierAttempt, KeptAnswer, TurnRecord
 from infersiege.rundir import INSTANTS
 
 NAMES = TurnRecord.__struct_fields__
@@ -38,6 +38,7 @@ ODD = {
     "flags": ("retried", "clipped"),
     "quota_left": {"requests": 3, "tokens": 10**16 - 1},
     "earlier": (EarlierAttempt(channel="cloud", cost=0.25, tokens=7), EarlierAttempt(channel="cloud")),
+    "answer": KeptAnswer(asked=('{"json": "object"}',), text='{"a":\r\n"x"', text_chars=9, tool_calls=("",), calls=1),
     "cost": 0.1 + 0.2,
     "due_ns": 1_790_000_000_123_456_789,
 }

@@ -182,7 +182,7 @@ def item_with(tmp_path: Path, *checks: dict[str, Any], **more: Any) -> Item:
 @pytest.mark.parametrize(("function", "found"), [("yes", "pass default/a"), ("no", "fail default/a: callable")])
 def test_own_code_says_what_is_right(own_checks: str, tmp_path: Path, function: str, found: str) -> None:
     item = item_with(tmp_path, {"callable": f"{own_checks}:{function}"})
-    assert item.runs_code and str(score(item, "any answer")) == found
+    assert item.own_code and str(score(item, "any answer")) == found
 
 
 @pytest.mark.parametrize(

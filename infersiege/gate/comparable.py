@@ -72,6 +72,7 @@ FREE: dict[str, str] = {
     "slo": "the rules of these runs are held against both sides",
     "telemetry": "where series go changes no request",
     "redis": "how to reach it; the trace in it has a hash",
+    "quality.keep_answers": "what is kept changes no request",
     "channel.*.base_url": "an address; a test server has another port each time",
     "channel.*.base_urls": "the same; how many replicas there are is compared",
     "channel.*.api_key_env": "a name",
@@ -165,7 +166,7 @@ def _planned(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"trace.{name}.builtin", workload["trace"]
         yield from _flat(f"plan.workload.{name}", _bound("workload.*.", workload))
     if quality := values["quality"]:
-        yield from _flat("plan.quality", quality | {"file": _file_name(quality["file"])})
+        yield from _flat("plan.quality", _bound("quality.", quality | {"file": _file_name(quality["file"])}))
 
 
 _TOLD = ("model", "engine", "dialect")

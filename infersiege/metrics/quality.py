@@ -5,16 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
+from operator import itemgetter
 from typing import NamedTuple
 
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.metrics.proportions import chance_of_more, wilson
 from infersiege.quality.collapse import COLLAPSE_FLAGS
 from infersiege.quality.score import UNSCORED, Score, read_score
-from infersiege.records import AnswerHealth, ErrorClass, Outcome, QualityShare, TurnRecord, Unscored
+from infersiege.records import (
+    AnswerExample,
+    AnswerHealth,
+    ErrorClass,
+    KeptAnswer,
+    Outcome,
+    QualityShare,
+    TurnRecord,
+    Unscored,
+    WrongAnswers,
+)
 
 RARE = 0.01
 """A later stage that is worse than the first with a smaller chance than this (divided by the stages) is warned of."""
+
+EXAMPLES = 3
+"""Different answers of one prompt that are shown."""
+MOST_PROMPTS = 20
+"""Prompts of which answers are shown."""
 
 _CASES = {
     "repeated": "ended in a loop",
@@ -40,12 +57,16 @@ class Answers:
     """`SET/ITEM` -> turns whose checks could not be carried out. What was said is no key: it may differ every time."""
     first_unscored: tuple[int, str] | None = None
     """(due_ns, column `quality`) of the first of them."""
+    kept: dict[str, dict[KeptAnswer, tuple[int, str, bool]]] = field(default_factory=dict)
+    """`SET/ITEM` -> answers that were kept -> (due_ns, request id, scored) of its first turn; the first EXAMPLES."""
 
     def add(self, turn: TurnRecord) -> None:
         if turn.outcome is not Outcome.OK:
             return
         if turn.quality is not None:
             self._score(turn.due_ns, turn.quality)
+            if turn.answer is not None:
+                self._keep(turn, turn.quality, turn.answer)
         found = [flag for flag in turn.flags if flag in COLLAPSE_FLAGS]
         self.collapsed.update(found)
         self.collapsed_turns += bool(found)
@@ -59,6 +80,12 @@ class Answers:
         seen = (due_ns, written)
         self.first_unscored = seen if self.first_unscored is None else min(self.first_unscored, seen)
 
+    def _keep(self, turn: TurnRecord, written: str, answer: KeptAnswer) -> None:
+        score = read_score(written)
+        if score is not None:
+            found = self.kept.setdefault(score.name, {})
+            _first(found, answer, (turn.due_ns, turn.request_id, score.broken is None))
+
     def merge(self, other: Answers) -> None:
         """Add all that `other` has."""
         self.scores.update(other.scores)
@@ -67,6 +94,18 @@ class Answers:
         self.unscored.update(other.unscored)
         firsts = [one for one in (self.first_unscored, other.first_unscored) if one is not None]
         self.first_unscored = min(firsts, default=None)
+        for prompt, answers in other.kept.items():
+            found = self.kept.setdefault(prompt, {})
+            for answer, seen in answers.items():
+                _first(found, answer, seen)
+
+
+def _first(found: dict[KeptAnswer, tuple[int, str, bool]], answer: KeptAnswer, seen: tuple[int, str, bool]) -> None:
+    """Take an answer if it is among the first that differ: the same ones in whatever order turns are added, since what
+    falls out was later than EXAMPLES others, which only get earlier."""
+    found[answer] = min(found.get(answer, seen), seen)
+    if len(found) > EXAMPLES:
+        del found[max(found.items(), key=itemgetter(1))[0]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +153,28 @@ def unscored_answers(cells: Sequence[AnswersOf]) -> Unscored | None:
         return None
     ordered = sorted(prompts.items(), key=lambda item: (-item[1], item[0]))
     return Unscored(n=prompts.total(), prompts=dict(ordered), first=first[1].removeprefix(UNSCORED))
+
+
+def wrong_answers(cells: Sequence[AnswersOf]) -> tuple[WrongAnswers, ...]:
+    """What was said that was not right, by prompt, most first; empty: no answer was kept."""
+    whole = Answers()
+    for cell in cells:
+        whole.merge(cell.answers)
+    counted = Counter(whole.unscored)
+    for score, n in _scores([whole]):
+        counted[score.name] += 0 if score.passed else n
+    made = [
+        WrongAnswers(
+            prompt=prompt,
+            n=counted[prompt],
+            examples=tuple(
+                AnswerExample(request_id=request_id, scored=scored, answer=answer)
+                for answer, (_, request_id, scored) in sorted(answers.items(), key=itemgetter(1))
+            ),
+        )
+        for prompt, answers in whole.kept.items()
+    ]
+    return tuple(nsmallest(MOST_PROMPTS, made, key=lambda one: (-one.n, one.prompt)))
 
 
 def quality_shares(cells: Sequence[AnswersOf], windows: Sequence[SteadyWindow]) -> tuple[QualityShare, ...]:

@@ -11,7 +11,14 @@ from infersiege.metrics.delivery import delivered
 from infersiege.metrics.facts import RunFacts
 from infersiege.metrics.groups import costs, counts_of, cuts, group, replica_cuts
 from infersiege.metrics.loads import delivered_load
-from infersiege.metrics.quality import AnswersOf, about_answers, answers_of_stages, quality_shares, unscored_answers
+from infersiege.metrics.quality import (
+    AnswersOf,
+    about_answers,
+    answers_of_stages,
+    quality_shares,
+    unscored_answers,
+    wrong_answers,
+)
 from infersiege.metrics.validity import invalid_reasons, warnings_of
 from infersiege.records import SCHEMA_VERSION, Outcome, Summary, TurnRecord
 
@@ -63,6 +70,7 @@ def summary_of(collector: Collector) -> Summary:
         warnings=(*warnings_of(collector, groups[0]), *about_answers(quality, answers, unscored)),
         quality=quality,
         unscored=unscored,
+        wrong_answers=wrong_answers(cells),
         answers=answers,
         tokens_from=dict(sorted(collector.tokens_from.items())),
         stamp_source=dict(sorted(collector.stamp_source.items())),

@@ -28,3 +28,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     allow_code: Annotated[
         bool, meta("Let checks of the file call functions of yours (`callable`): it runs code on every worker")
     ] = False
+    keep_answers: Annotated[
+        bool,
+        meta("Keep what answers said that failed a check, or could not be checked, cut and redacted; else no answer is"),
+    ] = False

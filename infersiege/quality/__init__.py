@@ -5,6 +5,7 @@ from __future__ import annotations
 from infersiege.quality.checks import CHECKS, Said
 from infersiege.quality.collapse import collapse_flags
 from infersiege.quality.items import Item, QualityTrace, open_quality
+from infersiege.quality.kept import kept
 from infersiege.quality.score import Score, read_score, score, unscored
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Said",
     "Score",
     "collapse_flags",
+    "kept",
     "open_quality",
     "read_score",
     "score",

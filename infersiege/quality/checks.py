@@ -62,6 +62,8 @@ class Check:
     kind: str
     """Key of CHECKS; what a failed turn's record says."""
     holds: Holds
+    written: str
+    """As the file has it: JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,15 @@ def make_check(written: object, *, allow_code: bool = False) -> Check:
             raise ValueError(f"{name}: option {key!r} can't be {_short(value)}")
     if name == "callable" and not allow_code:
         raise ValueError("callable runs code on the workers; set allow_code = true in [quality] if it is yours")
-    return Check(name, kind.make(written[name], options))
+    return Check(name, kind.make(written[name], options), _as_written(written))
+
+
+def _as_written(check: Mapping[str, Any]) -> str:
+    """Dates, which TOML has and JSON has not, as texts."""
+    try:
+        return json.dumps(check, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):
+        return _short(check)
 
 
 def normalised(text: str) -> str:

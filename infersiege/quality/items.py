@@ -71,9 +71,9 @@ class Item:
     bad: Said | None
 
     @property
-    def runs_code(self) -> bool:
-        """Whether one of its checks is a function of the plan's author, which may take any time."""
-        return any(check.kind == "callable" for check in self.checks)
+    def own_code(self) -> tuple[Check, ...]:
+        """Checks that are functions of the plan's author, which may take any time."""
+        return tuple(check for check in self.checks if check.kind == "callable")
 
 
 class QualityTrace:

@@ -1,4 +1,4 @@
-"""What the checks say of one answer, as a turn's record keeps it: never the answer itself.
+"""What the checks say of one answer, as a turn's record keeps it: never the answer itself (`kept` may do that).
 
 The column `quality` is `pass SET/ITEM`, `fail SET/ITEM: KIND, KIND`, or, where a check could not be carried out,
 `unscored SET/ITEM: WHY`.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-from infersiege.quality.checks import CheckError, Said
+from infersiege.quality.checks import Check, CheckError, Said
 from infersiege.quality.items import Item
 
 UNSCORED = "unscored "
@@ -19,7 +20,8 @@ UNSCORED = "unscored "
 _WRITTEN = re.compile(r"(pass|fail|unscored) ([^/ ]+)/([^: ]+)(?:: (.+))?")
 
 
-class Score(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Score:
     """One answer held against its checks."""
 
     set: str
@@ -28,6 +30,8 @@ class Score(NamedTuple):
     """Kinds of the checks that did not hold, each once; empty: it passed, or is not scored."""
     broken: str | None = None
     """Why it is not scored: the check that could not be carried out, where and why; None: all were."""
+    missed: tuple[Check, ...] = field(default=(), compare=False, repr=False)
+    """The checks that did not hold, or could not be carried out. Not part of the written form."""
 
     @property
     def passed(self) -> bool:
@@ -51,21 +55,21 @@ def score(item: Item, text: str, tool_calls: tuple[Mapping[str, Any], ...] = ())
     would be counted, and those that pass would not. Raises nothing but what stops a program (KeyboardInterrupt).
     """
     said = Said.of(text, tool_calls)
-    failed = []
+    missed = []
     for check in item.checks:
         try:
             if not check.holds(said):
-                failed.append(check.kind)
+                missed.append(check)
         except CheckError as error:
-            return unscored(item, str(error))
+            return unscored(item, str(error), check)
         except Exception as error:  # noqa: BLE001 - the record of a turn is worth more than what a check says of it
-            return unscored(item, f"{check.kind}: {type(error).__name__}")
-    return Score(item.set, item.name, tuple(dict.fromkeys(failed)))
+            return unscored(item, f"{check.kind}: {type(error).__name__}", check)
+    return Score(item.set, item.name, tuple(dict.fromkeys(check.kind for check in missed)), missed=tuple(missed))
 
 
-def unscored(item: Item, why: str) -> Score:
-    """An answer of which the checks could not tell anything."""
-    return Score(item.set, item.name, broken=" ".join(why.split()) or "no reason")
+def unscored(item: Item, why: str, *checks: Check) -> Score:
+    """An answer of which the checks could not tell anything; `checks`: those that could not be carried out."""
+    return Score(item.set, item.name, broken=" ".join(why.split()) or "no reason", missed=checks)
 
 
 def read_score(written: str | None) -> Score | None:

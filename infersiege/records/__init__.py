@@ -38,7 +38,14 @@ from infersiege.records.messages import (
     TraceChanges,
     UserSlots,
 )
-from infersiege.records.quality import AnswerHealth, QualityShare, Unscored
+from infersiege.records.quality import (
+    AnswerExample,
+    AnswerHealth,
+    KeptAnswer,
+    QualityShare,
+    Unscored,
+    WrongAnswers,
+)
 from infersiege.records.rows import (
     ClientHealth,
     EarlierAttempt,
@@ -87,6 +94,7 @@ from infersiege.records.workers import WorkerSummary
 __all__ = [
     "SCHEMA_VERSION",
     "Ack",
+    "AnswerExample",
     "AnswerHealth",
     "Assignment",
     "BlockText",
@@ -116,6 +124,7 @@ __all__ = [
     "Grant",
     "GroupSummary",
     "Hello",
+    "KeptAnswer",
     "Lease",
     "Message",
     "NeededFile",
@@ -158,4 +167,5 @@ __all__ = [
     "WindowRow",
     "WorkerSummary",
     "WrittenPrompts",
+    "WrongAnswers",
 ]

@@ -5,6 +5,45 @@ from __future__ import annotations
 import msgspec
 
 
+class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer said that failed a check, or could not be checked: where `[quality] keep_answers` asks for it.
+
+    Redacted and cut (`quality.kept`); no text has lone surrogates.
+    """
+
+    asked: tuple[str, ...]
+    """The checks that did not hold, or could not be carried out, as the file of prompts has them: JSON."""
+    text: str
+    """What was checked of its text, from its beginning."""
+    text_chars: int
+    """Of so many characters that were checked."""
+    tool_calls: tuple[str, ...] = ()
+    """The first of its tool calls: name and arguments."""
+    calls: int = 0
+    """How many it made."""
+
+
+class AnswerExample(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer that was kept, in summary.json."""
+
+    request_id: str
+    """By which its turn is found in turns.jsonl, and its request in the server's log."""
+    scored: bool
+    """False: it could not be checked, and is neither right nor wrong."""
+    answer: KeptAnswer
+
+
+class WrongAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of one prompt that were not right, or could not be checked, of ok turns due in steady."""
+
+    prompt: str
+    """`SET/ITEM`."""
+    n: int
+    """All of them, kept or not."""
+    examples: tuple[AnswerExample, ...]
+    """Those that were due first, of answers that differ; at most three."""
+
+
 class QualityShare(msgspec.Struct, frozen=True, kw_only=True):
     """Answers of checked prompts that passed all of their checks, of ok turns due in steady (docs/quality.md)."""
 

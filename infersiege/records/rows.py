@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from infersiege.records.quality import KeptAnswer
 from infersiege.records.words import ErrorClass, Outcome, Phase, Reason, StampSource, TokensFrom
 
 
@@ -133,6 +134,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cost_from: TokensFrom | None = None
     """Where the token counts behind the cost come from; None: there is none."""
     quality: str | None = None
+    answer: KeptAnswer | None = None
+    """Of a checked prompt whose answer failed or could not be checked, where the plan keeps such answers."""
 
 
 class WindowRow(msgspec.Struct, frozen=True, kw_only=True):

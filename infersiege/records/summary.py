@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from infersiege.records.client import ClientSummary, ClientVerdict
-from infersiege.records.quality import AnswerHealth, QualityShare, Unscored
+from infersiege.records.quality import AnswerHealth, QualityShare, Unscored, WrongAnswers
 from infersiege.records.verdicts import RuleResult, StoppedEarly
 from infersiege.records.words import Verdict
 from infersiege.records.workers import WorkerSummary
@@ -365,6 +365,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Pass shares of checked prompts: the whole run, then by stage, channel and set; empty: none was checked."""
     unscored: Unscored | None = None
     """None: every check could be carried out."""
+    wrong_answers: tuple[WrongAnswers, ...] = ()
+    """By prompt, those with most first, at most 20; empty: none, or the plan keeps no answers."""
     answers: tuple[AnswerHealth, ...] = ()
     """By stage; empty: no answer of any turn looked broken."""
     resources: tuple[StageResources, ...] = ()

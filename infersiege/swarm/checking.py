@@ -7,6 +7,7 @@ block, compute for seconds, or end the process. It runs in one thread beside the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import gevent
@@ -34,9 +35,10 @@ class Checker:
 
     def score(self, item: Item, text: str, tool_calls: Calls = ()) -> Score:
         """As `quality.score`. Blocks the greenlet, not the loop, where a check is a callable."""
-        found = self._beside(item, text, tool_calls) if item.runs_code else score(item, text, tool_calls)
+        found = self._beside(item, text, tool_calls) if item.own_code else score(item, text, tool_calls)
         if found.broken is not None:
-            found = found._replace(broken=scrub(found.broken))  # a checker may have met a key, or a URL with a password
+            # A checker may have met a key, or a URL with a password.
+            found = replace(found, broken=scrub(found.broken))
             self.first_unscored = self.first_unscored or f"{found.name}: {found.broken}"
         return found
 
@@ -52,7 +54,7 @@ class Checker:
         except gevent.Timeout as expired:
             if expired is not patience:
                 raise
-            return unscored(item, f"callable: no result after {self._patience_s:g} s")
+            return unscored(item, f"callable: no result after {self._patience_s:g} s", *item.own_code)
 
 
 class CheckWatch:
@@ -74,4 +76,4 @@ def _score(item: Item, text: str, tool_calls: Calls) -> Score:
     try:
         return score(item, text, tool_calls)
     except BaseException as error:  # noqa: BLE001
-        return unscored(item, f"callable: {type(error).__name__}")
+        return unscored(item, f"callable: {type(error).__name__}", *item.own_code)

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from infersiege.channels.redaction import Secrets
 from infersiege.channels.routing import back_off_ns, fails_over, is_refused, jitter_of
 from infersiege.cost import earlier_attempt
-from infersiege.quality import Item
+from infersiege.quality import Item, Said, kept
 from infersiege.records import EarlierAttempt, Outcome, Reason, TurnRecord
 from infersiege.swarm.branches import Lend, LineInPlay, PreparedSession, SessionInPlay
 from infersiege.swarm.checking import Checker
@@ -98,10 +99,21 @@ class SessionPlayer:
     """Plays prepared sessions on this worker."""
 
     def __init__(
-        self, turns: TurnPlayer, control: RunControl, *, offset_ns: int, seed: int = 0, purse: Purse | None = None
+        self,
+        turns: TurnPlayer,
+        control: RunControl,
+        *,
+        offset_ns: int,
+        seed: int = 0,
+        purse: Purse | None = None,
+        keep_answers: bool = False,
     ) -> None:
-        """`seed`: of the jitter between retries. `purse`: what may be spent; None: there is no budget."""
+        """`seed`: of the jitter between retries. `purse`: what may be spent; None: there is no budget.
+
+        `keep_answers`: of checked prompts, those that are not right.
+        """
         self._seed = seed
+        self._keep_answers = keep_answers
         self._purse = purse or Purse()
         self._turns = turns
         self._control = control
@@ -249,17 +261,24 @@ class SessionPlayer:
         finally:
             record = tries.record()
             if record is not None:
-                record = self._close(opened, record, played, work.session.checked)
+                secrets = leg.route.secrets + way.kept(leg.route).values
+                record = self._close(opened, record, played, work.session.checked, secrets)
         if not played.before_first_token:
             way.served = leg.part
         return played, record or played.record
 
-    def _close(self, opened: OpenSession, record: TurnRecord, played: Played, checked: Item | None) -> TurnRecord:
+    def _close(
+        self, opened: OpenSession, record: TurnRecord, played: Played, checked: Item | None, secrets: tuple[str, ...]
+    ) -> TurnRecord:
         """Write a turn's record, and what the checks say of its answer, where there are some and all of one."""
         try:
             if checked is not None and record.outcome is Outcome.OK and played.decoded is not None:
-                found = self.checker.score(checked, played.decoded.text, played.decoded.tool_calls)
+                text, calls = played.decoded.text, played.decoded.tool_calls
+                found = self.checker.score(checked, text, calls)
                 record = msgspec.structs.replace(record, quality=str(found))
+                if self._keep_answers:
+                    answer = kept(found, Said.of(text, calls), Secrets(secrets).scrub)
+                    record = msgspec.structs.replace(record, answer=answer)
             return record
         finally:  # also where the end of the run cuts the wait for a check
             self._turns.ledger.close(opened, record)

@@ -105,7 +105,14 @@ class WorkerShare:
         if clock is not None:
             clock.on_compared.append(self.purse.compared)
         control.on_close.append(self.purse.wake)
-        self._player = SessionPlayer(self.turns, control, offset_ns=offset_ns, seed=plan.run.seed, purse=self.purse)
+        self._player = SessionPlayer(
+            self.turns,
+            control,
+            offset_ns=offset_ns,
+            seed=plan.run.seed,
+            purse=self.purse,
+            keep_answers=plan.quality is not None and plan.quality.keep_answers,
+        )
         self._routes = Routes(plan, environ, place=assignment.place, members=assignment.members)
         self._clock = StampClock()
         self._decoder_loop = DecoderLoop(self._clock)
