@@ -15,6 +15,7 @@ import metrics_turns as make
 import msgspec
 import pytest
 import xmlschema
+from baseline_runs import RELATIVE, side
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -22,12 +23,13 @@ from rich.console import Console
 from infersiege import gate
 from infersiege.cli.announce import announce, check_markdown
 from infersiege.errors import UsageError
+from infersiege.gate.relative import against, with_baseline
 from infersiege.metrics.summary import summarise
 from infersiege.plan.schema import Slo
 from infersiege.records import RuleResult, StoppedEarly, Summary, Verdict
 from infersiege.report.annotations import MOST, github_annotations
 from infersiege.report.junit import gate_file, junit_xml
-from infersiege.report.markdown import escaped, markdown
+from infersiege.report.markdown import MOST_BYTES, escaped, markdown, series_markdown
 from infersiege.report.schema import schemas
 from infersiege.report.tables import print_rules
 
@@ -134,6 +136,18 @@ def test_two_rules_of_one_name_are_two_cases() -> None:
     XSD.validate(document)
     names = [case.get("name") for case in ET.fromstring(document).iter("testcase")]
     assert names[-2:] == ["ttft p50 <= 150 ms", "ttft p50 <= 150 ms (2)"]
+
+
+def test_what_must_be_read_with_a_comparison_is_in_junit_too() -> None:
+    summary = against_a_baseline(5, 5)[0]
+    document = junit_xml(summary, summary.rules)
+    XSD.validate(document)
+    suite = ET.fromstring(document).find("testsuite")
+    assert suite is not None
+    notes = ["GPU <b> of | somebody", "another note"]
+    assert [one.get("value") for one in suite.iter("property") if one.get("name") == "note"] == notes
+    (said,) = (one.findtext("system-out") for one in suite.iter("testcase") if "comparable" in (one.get("name") or ""))
+    assert said is not None and said.splitlines()[-2:] == [f"note: {note}" for note in notes]
 
 
 def test_the_schema_of_junit_refuses_what_ci_systems_misread() -> None:
@@ -247,6 +261,79 @@ def test_a_hostile_name_stays_in_its_cell() -> None:
     assert "@all" not in rows[0] and "<img" not in rows[0]
 
 
+def against_a_baseline(runs: int, base: int) -> list[Summary]:
+    """Gated summaries of one side, as `gate A B … --baseline` leaves them."""
+    candidate, baseline = side("new", 1.1, runs=runs), side("base", runs=base)
+    found = against(RELATIVE, candidate, baseline)
+    first = msgspec.structs.replace(found.rules[0], notes=("GPU <b> of | somebody", "another note"))
+    found = msgspec.structs.replace(found, rules=(first, *found.rules[1:]))
+    return [with_baseline(gated((HOLDS,)), found) for _ in range(runs)]
+
+
+def test_a_series_has_one_table_of_what_it_was_held_to_and_a_line_for_each_run() -> None:
+    summaries = against_a_baseline(5, 5)
+    text = series_markdown([f"run-{n}" for n in range(1, 6)], summaries)
+    assert text.startswith("### infersiege: FAIL · a run · 5 runs\n") and text.endswith("Exit code 1.\n")
+    assert text.count("| **fail** | ttft p50 at most 5 % worse than the baseline |") == 1
+    assert "Compared: 5 runs against 5 of base." in text and "Each run by itself: 5 pass." in text
+    assert re.findall(r"<summary>(run-\d): PASS · \d passed<", text) == [f"run-{n}" for n in range(1, 6)]
+    assert text.count("- GPU &lt;b&gt; of \\| somebody") == 1, "what must be read with a comparison, once"
+    assert text.count("<details>") == text.count("</details>") == 6
+
+
+def test_runs_without_a_baseline_share_a_table_of_their_rules() -> None:
+    slower = gated((HOLDS, msgspec.structs.replace(BROKEN, at_most=200.0)))
+    text = series_markdown(["run-1", "run_2"], [gated((HOLDS, BROKEN)), slower])
+    assert text.startswith("### infersiege: FAIL · a run · 2 runs\n")
+    assert "| ttft p50 &lt;= 150 ms | 2 pass | 100 ms | &lt;= 150 ms |" in text
+    assert "| ttft p90 &lt;= 50 ms | **1 fail** |" in text
+    assert re.search(r"<summary>run-1: FAIL · 1 failed, \d passed: ttft p90 &lt;= 50 ms</summary>", text)
+    assert "<summary>run_2: PASS" in text, "beside a tag a backslash would be seen"
+
+
+def test_a_sentence_that_many_rules_share_stands_once() -> None:
+    (summary,) = against_a_baseline(1, 1)
+    text = markdown(summary)
+    assert text.count("tell nothing of how much runs differ") == 1
+    (line,) = (line for line in text.splitlines() if "tell nothing" in line)
+    assert "ttft p50 at most 5 % worse" in line and "e2e p50 at most 5 % worse" in line
+
+
+LARGE = [
+    (1, 1, 400, "x", "one run with many rules"),
+    (1, 1, 3, "@" * 30_000, "a name that fills the document alone, five times as long when escaped"),
+    (300, 1, 1, "x", "many runs: those that passed are folded away first"),
+    (3_000, 1, 1, "界", "so many that not each has a line"),
+    (40, 30, 10, "a reason " * 200, "many of all"),
+]
+
+
+@pytest.mark.parametrize(("runs", "failed", "rules", "word", "why"), LARGE, ids=[row[-1] for row in LARGE])
+def test_no_verdict_is_longer_than_a_comment_may_be(runs: int, failed: int, rules: int, word: str, why: str) -> None:
+    def with_rules(limit: float) -> Summary:
+        summary = gated((msgspec.structs.replace(HOLDS, at_most=limit),))
+        more = [msgspec.structs.replace(summary.rules[-1], name=f"{word} {n}") for n in range(rules)]
+        return msgspec.structs.replace(summary, rules=(*summary.rules, *more), warnings=(word,) * 30)
+
+    bad, good = with_rules(50.0), with_rules(150.0)
+    summaries = [bad if place < failed else good for place in range(runs)]
+    text = markdown(bad) if runs == 1 else series_markdown([f"run-{n}" for n in range(runs)], summaries)
+    assert len(text.encode()) <= MOST_BYTES, why
+    assert text.startswith("### infersiege: FAIL · a run"), "the verdict stays"
+    assert text.count("<details>") == text.count("</details>")
+    if runs == 300:
+        assert "<summary>run-0: FAIL" in text and "- run-299: PASS" in text
+    if runs in (1, 300):
+        assert "Exit code 1." in text
+    else:
+        assert "Exit code 1." in text or "junit.xml" in text
+
+
+def test_names_of_runs_make_no_markup() -> None:
+    text = series_markdown(["<img src=x>@all", "`*_b"], [gated((HOLDS,)), gated((BROKEN,))])
+    assert "<img" not in text and "@all" not in text and "&lt;img src=x&gt;&#64;all" in text
+
+
 # --------------------------------------------------------------------------------------------------------- annotations
 
 
@@ -286,16 +373,16 @@ def test_markdown_goes_to_its_file_and_is_added_to_the_summary_of_the_job(
     file.write_text(markdown(gated((HOLDS,))), encoding="utf-8")
     check_markdown(file)
     environ = {"GITHUB_STEP_SUMMARY": str(step), "GITHUB_ACTIONS": "true"}
-    assert announce([summary], file, environ) == ()
+    assert announce([summary.run_id], [summary], file, environ) == ()
     assert file.read_text("utf-8") == markdown(summary)
     assert step.read_text("utf-8") == "before\n" + markdown(summary)
     assert capsys.readouterr().out.splitlines() == list(github_annotations(summary))
-    assert announce([summary], None, {}) == ()
+    assert announce([summary.run_id], [summary], None, {}) == ()
     assert capsys.readouterr().out == "", "elsewhere nothing is printed"
 
 
 def test_a_file_that_cannot_be_written_is_told_and_changes_nothing(tmp_path: Path) -> None:
-    (fault,) = announce([gated((HOLDS,))], tmp_path / "no" / "verdict.md", {})
+    (fault,) = announce(["a"], [gated((HOLDS,))], tmp_path / "no" / "verdict.md", {})
     assert "verdict.md: can't be written: No such file or directory" in str(fault)
 
 
@@ -327,6 +414,6 @@ def test_an_empty_file_and_standard_output_are_places_for_a_verdict(
     for place in (file, Path("-"), None):
         check_markdown(place)
     print("before")
-    assert announce([summary], file, {}) == announce([summary], Path("-"), {}) == ()
+    assert announce([summary.run_id], [summary], file, {}) == announce([summary.run_id], [summary], Path("-"), {}) == ()
     assert file.read_text("utf-8") == markdown(summary)
     assert capfdbinary.readouterr().out == f"before\n{markdown(summary)}".encode()

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from infersiege.errors import InfersiegeError
     from infersiege.records import Summary
 
-MOST_BYTES = 1_000_000
-"""GitHub drops the summary of a step that is above 1 MiB."""
-
 
 def markdown_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--markdown FILE`, the same for `gate` and `run --gate`."""
@@ -39,23 +36,24 @@ def check_markdown(file: Path | None) -> None:
 
 
 def announce(
-    summaries: Sequence[Summary], file: Path | None, environ: Mapping[str, str]
+    names: Sequence[str], summaries: Sequence[Summary], file: Path | None, environ: Mapping[str, str]
 ) -> tuple[InfersiegeError, ...]:
-    """Write the verdicts of gated runs as Markdown to `file`, and to where GitHub Actions has its summaries.
+    """Write the verdict on gated runs as Markdown to `file`, and to where GitHub Actions has its summaries.
 
-    In a job of GitHub Actions (GITHUB_ACTIONS=true) its annotations are printed as well. Returns why a file could not
-    be written, which changes no verdict.
+    `names`: of the runs, which a verdict on several tells apart by them. In a job of GitHub Actions
+    (GITHUB_ACTIONS=true) its annotations are printed as well, each once. Returns why a file could not be written, which
+    changes no verdict.
     """
     from infersiege.report.annotations import github_annotations
-    from infersiege.report.markdown import markdown
+    from infersiege.report.markdown import markdown, series_markdown
 
-    data = "\n".join(markdown(summary) for summary in summaries).encode("utf-8", "replace")
+    text = markdown(summaries[0]) if len(summaries) == 1 else series_markdown(names, summaries)
+    data = text.encode("utf-8", "replace")
     step = environ.get("GITHUB_STEP_SUMMARY")
     faults = (None if file is None else _write(file, data), _add(Path(step), data) if step else None)
     if environ.get("GITHUB_ACTIONS") == "true":
-        for summary in summaries:
-            for line in github_annotations(summary):
-                click.echo(line)
+        for line in dict.fromkeys(line for summary in summaries for line in github_annotations(summary)):
+            click.echo(line)
     return tuple(fault for fault in faults if fault is not None)
 
 
@@ -77,8 +75,6 @@ def _add(path: Path, data: bytes) -> InfersiegeError | None:
     """To the summary of a job."""
     from infersiege.errors import UsageError
 
-    if len(data) > MOST_BYTES:
-        data = data[:MOST_BYTES].decode("utf-8", "ignore").encode() + b"\n\n(cut: see junit.xml)\n"
     try:
         with path.open("ab") as file:
             file.write(data)

@@ -136,8 +136,15 @@ def judge_runs(
             click.echo(f"junit: {junit}")
     if compared is not None:
         _print_compared(compared, found[0].summary, console, alone=len(found) == 1)
-    warn_of([*unwritten, *announce(summaries, markdown, os.environ)])
+    warn_of([*unwritten, *announce(_names(directories), summaries, markdown, os.environ)])
     return strongest(set(codes))
+
+
+def _names(directories: Sequence[RunDirectory]) -> list[str]:
+    """By which a reader tells the runs apart: `run-1`; with their folders where two have the same."""
+    paths = [one.path for one in directories]
+    short = [path.name for path in paths]
+    return short if len(set(short)) == len(short) else [f"{path.parent.name}/{path.name}" for path in paths]
 
 
 def _compared(found: Sequence[Rebuilt], baselines: Sequence[Path], words: Sequence[str], strict: bool) -> Compared:

@@ -152,5 +152,5 @@ def _run_once(asked: RunAsked) -> None:
     )
     summary = run_plan(loaded, options, console, os.environ, interrupts).summary
     if asked.gated:
-        warn_of(announce([summary], asked.markdown, os.environ))
+        warn_of(announce([summary.run_id], [summary], asked.markdown, os.environ))
     sys.exit(summary.exit_code)

@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 from infersiege.records import GateFile, RuleResult, Summary, Verdict
 from infersiege.report import rule_words
 from infersiege.report.numbers import ABSENT, count
+from infersiege.report.said import first_wrong
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML 1.0 document may hold, not even escaped."""
@@ -43,6 +44,8 @@ def junit_xml(summary: Summary, rules: Sequence[RuleResult]) -> str:
         _property(properties, "invalid", reason)
     for warning in summary.warnings:
         _property(properties, "warning", warning)
+    for note in dict.fromkeys(note for rule in rules for note in rule.notes):
+        _property(properties, "note", note)
     seen: Counter[tuple[str, str]] = Counter()
     for rule in rules:
         # Without the run's name in it, so that a CI system sees the same case in each run.
@@ -73,7 +76,7 @@ def gate_file(summary: Summary) -> GateFile:
 
 
 def _judged(case: ET.Element, rule: RuleResult, summary: Summary) -> None:
-    facts = _facts(rule)
+    facts = [*_facts(rule), *filter(None, [first_wrong(rule, summary)]), *(f"note: {note}" for note in rule.notes)]
     if rule.verdict is not Verdict.PASS and rule.severity != "warn":
         kind = "failure" if rule.verdict is Verdict.FAIL else "error"
         found = ET.SubElement(case, kind, type=rule.verdict.value, message=_clean(rule.detail))
