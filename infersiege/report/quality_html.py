@@ -6,17 +6,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
-from infersiege.records import AnswerHealth, QualityShare, Summary, Unscored
+from infersiege.quality.kept import LONGEST_KEPT
+from infersiege.records import AnswerExample, AnswerHealth, QualityShare, Summary, Unscored, WrongAnswers
 from infersiege.redact import scrub
 from infersiege.report.charts import PALETTE, Chart, bar_gap, error_bars, layout_of, legend_name
 from infersiege.report.details import Details, ErrorExample
 from infersiege.report.fitting import plain_table
 from infersiege.report.markup import english, grid, table, text
 from infersiege.report.numbers import SECOND_NS, count, number, printable, share
+from infersiege.report.said import asked, cut, said
 from infersiege.report.words import ENGLISH, Words
 
 FAILED_SHOWN = 20
+ANSWERS_SHOWN = 5
+"""Prompts with an answer, in a terminal."""
 
 _CASES = ("repeated", "garbled", "blank", "cut_short", "empty")
 _TITLES = ("In a loop", "Garbled", "Blank", "Cut short", "Empty")
@@ -34,13 +39,15 @@ def quality_html(summary: Summary, charts: Sequence[Chart], details: Details, sa
         parts.append(_unscored(summary.unscored, summary.quality[0].n if summary.quality else 0, say))
     if summary.quality:
         parts += [grid(charts), _shares(summary.quality, say), _failed(summary.quality[0], say)]
+    parts.append(_wrong(summary.wrong_answers, say))
     if summary.answers:
         parts += [_health(summary.answers, say), _examples(details, summary.started_ns, say)]
     return tuple(part for part in parts if part)
 
 
 def quality_tables(summary: Summary) -> list[Table]:
-    """For a terminal: one of pass shares, one of answers that collapsed, as far as there are any."""
+    """For a terminal: of what could not be checked, pass shares, what was said, and answers that collapsed, as far as
+    there are any."""
     found = []
     if summary.unscored is not None:
         broken = plain_table("Answers that could not be checked")
@@ -57,6 +64,8 @@ def quality_tables(summary: Summary) -> list[Table]:
         for one in summary.quality:
             shares.add_row(printable(where_of(one)), count(one.n), share(one.share), _range(one))
         found.append(shares)
+    if summary.wrong_answers:
+        found.append(_wrong_table(summary.wrong_answers))
     if summary.answers:
         health = plain_table("Answers that are none any more")
         health.add_column("stage", overflow="ellipsis", no_wrap=True)
@@ -145,6 +154,52 @@ def _failed(whole: QualityShare, say: Words) -> str:
     rows = [[text(name), count(n)] for name, n in list(whole.failed.items())[:FAILED_SHOWN]]
     columns = [(say("Prompt: checks that failed"), "", False), (say("Answers"), "", True)]
     return table(say("Checks that failed most often"), columns, rows)
+
+
+def _wrong_table(wrong: Sequence[WrongAnswers]) -> Table:
+    """One answer of each prompt."""
+    shown = plain_table("What was said")
+    for title in ("prompt", "checks", "said"):
+        shown.add_column(title, overflow="fold")
+    shown.add_column("answers", justify="right")
+    for one in wrong[:ANSWERS_SHOWN]:
+        answer = one.examples[0].answer
+        # As texts: a table reads `[bold]` of an answer as markup.
+        words = (printable(one.prompt), cut(asked(answer), 80), cut(said(answer), 120))
+        shown.add_row(*map(Text, words), count(one.n))
+    return shown
+
+
+def _wrong(wrong: Sequence[WrongAnswers], say: Words) -> str:
+    """Empty where no answer was kept."""
+    if not wrong:
+        return ""
+    rows = [
+        [f"{text(one.prompt)}<br>{count(one.n)}" if place == 0 else "", *_said(example, say)]
+        for one in wrong
+        for place, example in enumerate(one.examples)
+    ]
+    columns = [(say("Prompt"), say("answers"), False), (say("Checks"), "", False), (say("What was said"), "", False)]
+    columns.append(("x-request-id", "", False))
+    return table(say("What was said that is not right: up to three answers of a prompt that differ"), columns, rows)
+
+
+def _said(example: AnswerExample, say: Words) -> list[str]:
+    """Checks, answer and id as HTML. Ends of lines are the only form that is left of a text."""
+    answer = example.answer
+    lines = [text(line) for line in scrub(answer.text)[:LONGEST_KEPT].splitlines()] if answer.text.strip() else []
+    if answer.text_chars > len(answer.text):
+        of_all = {"shown": count(len(answer.text)), "all": count(answer.text_chars)}
+        lines.append(f'<span class="soft">{text(say("the first {shown} of {all} characters", **of_all))}</span>')
+    lines += [f"<code>{text(scrub(call))}</code>" for call in answer.tool_calls]
+    if answer.calls > len(answer.tool_calls):
+        lines.append(f'<span class="soft">{text(say("{n} tool calls in all", n=count(answer.calls)))}</span>')
+    if not lines:
+        lines.append(f'<span class="soft">{text(say("nothing"))}</span>')
+    if not example.scored:
+        lines.append(f'<span class="soft">{text(say("could not be checked"))}</span>')
+    checks = "<br>".join(f"<code>{text(scrub(check))}</code>" for check in answer.asked)
+    return [checks, "<br>".join(lines), f"<code>{text(example.request_id)}</code>"]
 
 
 def _health(answers: Sequence[AnswerHealth], say: Words) -> str:

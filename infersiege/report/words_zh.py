@@ -353,6 +353,13 @@ CHINESE_WORDS: Final[Mapping[str, str]] = {
     "Examples: the first turns of each kind; turns that were empty are among the errors": "示例：每一类的前几个轮次；为空的轮次见错误一节",
     "{n} of {all} answers could not be checked, so this run has no pass share. The first of them:": "{all} 个回答中有 {n} 个无法检查，因此此次运行没有通过比例。其中第一个：",
     "Answers that could not be checked": "无法检查的回答",
+    "What was said that is not right: up to three answers of a prompt that differ": "不正确的回答：每个提示至多三个互不相同的回答",
+    "Checks": "检查",
+    "What was said": "回答内容",
+    "the first {shown} of {all} characters": "{all} 个字符中的前 {shown} 个",
+    "{n} tool calls in all": "共 {n} 次工具调用",
+    "nothing": "无内容",
+    "could not be checked": "无法检查",
 }
 """English words -> Chinese words, with the same {fields}."""
 # fmt: on
