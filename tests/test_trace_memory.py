@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-FILE_MB = 30
+FILE_MB = 20
 BASE_MB = 45
 BYTES_A_ROW = 72
 
