@@ -198,7 +198,7 @@ def test_a_document_of_one_long_line_is_not_decoded_to_tell_its_format(tmp_path)
     path = tmp_path / "talks.json"
     one = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "y" * 150}]}
     lines = (f"{', ' if number else '['}{json.dumps({'id': f't{number}', **one})}" for number in count())
-    write(path, lines)
+    write(path, lines, 30)
     with path.open("a", encoding="utf-8") as file:
         file.write("]")
     peak, _, sessions = peak_mb(path, "", {})
