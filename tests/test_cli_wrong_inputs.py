@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,14 @@ def folder_for(name: str) -> Made:
     return change
 
 
+def pipe_for(name: str) -> Made:
+    def change(run: Path) -> None:
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+
+    return change
+
+
 def with_fact(**facts: Any) -> Made:
     """Of plan.json."""
     return lambda run: (run / "plan.json").write_text(
@@ -56,6 +65,11 @@ DAMAGED: list[tuple[Made, str, str]] = [
     (holding("plan.json", b"[]"), "RUN/plan.json: Expected `object`, got `array`", "another JSON"),
     (folder_for("plan.json"), "RUN/plan.json: can not be read: is a directory", "a folder for the plan"),
     (folder_for("turns.jsonl"), "RUN/turns.jsonl: can not be read: is a directory", "a folder for the turns"),
+    (pipe_for("plan.json"), "RUN/plan.json: is a named pipe, no file", "a pipe that nobody would ever write into"),
+    (pipe_for("turns.jsonl"), "RUN/turns.jsonl: is a named pipe, no file", "for the turns"),
+    (pipe_for("events.jsonl"), "RUN/events.jsonl: is a named pipe, no file", "for the events"),
+    (pipe_for("telemetry/clients.jsonl"), "clients.jsonl: is a named pipe, no file", "for the load generator's rows"),
+    (lambda run: (run / "summary.json").symlink_to("/dev/zero"), "RUN/summary.json: is a device, no file", "no end"),
     (with_fact(schema_version=None), "RUN/plan.json: Expected `int`, got `null`", "no version"),
     (with_fact(schema_version=99), "RUN/plan.json: schema 99 is newer", "a later version"),
     (with_fact(plan={}), "Object missing required field `channels`", "no plan in it"),
@@ -160,6 +174,8 @@ CONFUSED: list[tuple[list[str], str, str]] = [
     (["run", "plan.toml", "--allow", "gpu", "--gate"], "--allow means nothing without --against", "nothing to differ"),
     (["run", "plan.toml", "--allow", "gpu", "--against", "plan.toml"], "--allow means nothing without", "no gate"),
     (["run", "plan.toml", "--markdown", "new"], "--markdown means nothing without --gate", "no verdict"),
+    (["gate", "RUN", "--baseline", "RUN", "--allow", ""], "--allow: no word is named: is a variable not set?", "none"),
+    (["gate", "RUN", "--baseline", "RUN", "--allow", "gpu", "--allow", ","], "--allow: no word is named", "nor here"),
     (["gate", "RUN", "--strict"], "--allow and --strict mean nothing without --baseline", "nothing to be strict with"),
     (
         ["report", "RUN", "--influx-url", "http://h"],
@@ -181,7 +197,10 @@ CONFUSED: list[tuple[list[str], str, str]] = [
     (["export", "RUN", "--csv", "plan.toml"], "plan.toml: is there already", "a plan"),
     (["baseline", "save", "RUN", "--out", "plan.toml"], "plan.toml: is there already, and is no baseline", "a plan"),
     (["baseline", "save", "RUN", "--out", "no/b.json"], "no/b.json: can't be written: No such file", "no folder"),
-    # A baseline that is none.
+    # A baseline that is none. A pipe is refused at once: nobody would ever write into it.
+    (["baseline", "show", "pipe"], "pipe: is a named pipe, no file", "a pipe"),
+    (["baseline", "save", "RUN", "--out", "new", "--floor", "pipe"], "pipe: is a named pipe, no file", "of a floor"),
+    (["baseline", "show", "/dev/zero"], "/dev/zero: is a device, no file", "without an end"),
     (["baseline", "show", "folder"], "folder: can't be read: is a directory", "a folder"),
     (["baseline", "show", "missing"], "missing: can't be read: no such file or directory", "nothing there"),
     (["baseline", "show", "empty"], "empty: is no baseline: Input data was truncated", "an empty file"),
@@ -199,11 +218,12 @@ def test_command_lines_that_make_no_sense_are_told_before_anything_is_written(
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
     before, runs = contents(tmp_path), contents(good)
     code, said = call(*(str(good) if word == "RUN" else word for word in words))
     check_told(code, said, says.replace("RUN", str(good)))
     assert contents(tmp_path) == before and contents(good) == runs, why
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "folder", "loop", "plan.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "folder", "loop", "pipe", "plan.toml"]
 
 
 def test_a_complete_run_without_its_turns_gets_none_from_recover(

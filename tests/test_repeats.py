@@ -110,6 +110,19 @@ def test_a_series_goes_on_only_with_its_own_plan(tmp_path: Path) -> None:
         check_same(tmp_path, older, first)
 
 
+def test_a_dry_run_shows_both_plans_or_the_faults_of_either(siege: Siege, tmp_path: Path) -> None:
+    for name, sessions in (("new", 3), ("old", 5)):
+        text = plan_text("http://127.0.0.1:9/v1", run=f"stop = {{sessions = {sessions}}}")
+        (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
+    (tmp_path / "broken.toml").write_text("[run]\nspeed = 1\n", encoding="utf-8")
+    new, old, broken = (str(tmp_path / f"{name}.toml") for name in ("new", "old", "broken"))
+    code, out = siege.command("run", new, "--against", old, "--dry-run")
+    assert code == 0 and "sessions in all: 3" in out and "sessions in all: 5" in out, out
+    assert out.index("new.toml:") < out.index("sessions in all: 3") < out.index("old.toml:")
+    code, out = siege.command("run", new, "--against", broken, "--dry-run")
+    assert code == 2 and "broken.toml" in out and "sessions in all" not in out, "nothing is shown of half the question"
+
+
 # ------------------------------------------------------------------------------------------------------ whole series
 
 

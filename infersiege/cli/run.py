@@ -136,7 +136,13 @@ def _run_once(asked: RunAsked) -> None:
     console = SteadyConsole()
     loaded = load_plan(asked.plan, asked.overrides, os.environ)
     if asked.dry_run:
-        show_plan(loaded, console)
+        other = None if asked.against is None else load_plan(asked.against, asked.overrides, os.environ)
+        for path, plan in ((asked.plan, loaded), (asked.against, other)):
+            if plan is None:
+                continue
+            if other is not None:
+                console.print(f"{path}:", style="bold", markup=False, highlight=False)
+            show_plan(plan, console)
         return
     if loaded.run.repeats > 1 and asked.repeats is None:
         raise UsageError(f"{asked.plan}: run.repeats is set in a way that was not seen", hint="use --repeats")

@@ -10,7 +10,7 @@ from infersiege.compare.cuts import Cut
 from infersiege.compare.intervals import Estimate, of_mean, of_rate, of_share
 from infersiege.cost import money
 from infersiege.metrics.definitions import METRICS
-from infersiege.records import StageResources
+from infersiege.records import ErrorClass, StageResources
 from infersiege.report.numbers import ABSENT, number, share
 
 GIB = 2**30
@@ -134,6 +134,12 @@ def _checked(cut: Cut) -> Estimate | None:
     return None if passed is None else of_share(round(passed * cut.group.checked), cut.group.checked)
 
 
+def _collapsed(cut: Cut) -> Estimate | None:
+    collapsed = cut.group.rates.get("collapsed_share")
+    ended = cut.group.counts.ok + cut.group.errors.get(ErrorClass.NO_OUTPUT.value, 0)
+    return None if collapsed is None else of_share(round(collapsed * ended), ended)
+
+
 def _good(cut: Cut) -> Estimate | None:
     """The summary has their rate and their share."""
     rate, good = cut.group.rates.get("goodput"), cut.group.rates.get("goodput_share")
@@ -190,6 +196,7 @@ ROWS: Sequence[Row] = (
     _rate("error_share", "Error share", _errors),
     _rate("cache_share", "Cache share"),
     _rate("quality", "Quality", _checked),
+    _rate("collapsed_share", "Collapsed share", _collapsed),
     _resource("gpu_memory_peak", "GPU memory peak", "GiB", _memory_gib, neutral=True),
     _resource("kv_use_peak", "KV use peak", "ratio", _peak("kv_use_peak"), ratio=True, neutral=True),
     _resource("energy_per_token", "Energy per token", "J", _energy_per_token),

@@ -245,7 +245,10 @@ def differences(
 
 def allowed_words(texts: Iterable[str]) -> tuple[str, ...]:
     """What `--allow` was given: words or names of facts, with commas between them. Raises UsageError."""
-    words = [word.strip() for text in texts for word in text.split(",") if word.strip()]
+    named = [[word.strip() for word in text.split(",") if word.strip()] for text in texts]
+    if not all(named):
+        raise UsageError("--allow: no word is named: is a variable not set?", hint=f"words are {', '.join(WORDS)}")
+    words = [word for one in named for word in one]
     for word in words:
         if word.partition(".")[0] not in WORDS:
             near = difflib.get_close_matches(word, WORDS, n=1)

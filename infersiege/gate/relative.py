@@ -30,6 +30,7 @@ USUAL: tuple[tuple[str, str | None], ...] = (
     ("cache_share", None),
     ("goodput_share", None),
     ("quality", None),
+    ("collapsed_share", None),
 )
 """What is compared of the whole run where the plan has no rule with relative_max, as far as some run has it."""
 

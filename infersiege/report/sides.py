@@ -14,7 +14,7 @@ from infersiege.errors import UsageError
 from infersiege.gate.baseline import KIND, SCHEMA, Baseline, Observed, damage, side_of
 from infersiege.report.rebuild import Rebuilt, read
 from infersiege.rundir import PLAN, RunDirectory
-from infersiege.rundir.files import reason_of
+from infersiege.rundir.files import endless, reason_of
 from infersiege.rundir.living import open_finished
 
 _LARGEST_FILE = 64 << 20
@@ -87,6 +87,8 @@ def unique(paths: Iterable[Path]) -> tuple[Path, ...]:
 def read_baseline(path: Path) -> Baseline:
     """A file of `baseline save`. Raises UsageError: it can't be read, is something else, or is of a newer schema."""
     hint = "name a file of `infersiege baseline save`, or run directories"
+    if (kind := endless(path)) is not None:
+        raise UsageError(f"{path}: is {kind}, no file", hint=hint)
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise UsageError(f"{path}: larger than 64 MiB: no baseline is", hint="name a file of `baseline save`")

@@ -26,6 +26,7 @@ from infersiege.rundir.damage import Span, damages
 from infersiege.rundir.files import (
     Appender,
     Versioned,
+    check_files,
     discard,
     drop_torn_row,
     pretty,
@@ -38,6 +39,7 @@ from infersiege.rundir.names import (
     GATE,
     JUNIT,
     PLAN,
+    READ,
     RECOVERY,
     REPORT,
     SUMMARY,
@@ -113,6 +115,7 @@ class RunDirectory:
             runs = sorted(entry.parent.name for entry in path.glob(f"*/{PLAN}"))
             hint = f"name one of the runs in it, such as {path / runs[-1]}" if runs else "is it the --out of a run?"
             raise RunDirectoryError(f"{path}: is not a run directory: it has no {PLAN}", hint=hint)
+        check_files(path / name for name in READ)
         run._check_version(PLAN)
         return run
 

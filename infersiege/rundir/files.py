@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -33,6 +35,24 @@ def remedy_for(error: OSError, *, made: bool) -> str:
 
 
 _COPY = "work on a copy of the run elsewhere"
+
+
+def endless(path: Path) -> str | None:
+    """What stands at a place where a file should: a pipe, whose reader waits for a writer, or a device, which may have
+    no end; None: a file, a folder, or nothing that could be looked at."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a disk", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode))
+
+
+def check_files(paths: Iterable[Path]) -> None:
+    """Raises RunDirectoryError where one of them would keep its reader for ever."""
+    for path in paths:
+        if (kind := endless(path)) is not None:
+            raise RunDirectoryError(f"{path}: is {kind}, no file", hint="put the file of the run in its place")
 
 
 class Appender:

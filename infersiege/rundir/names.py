@@ -25,6 +25,9 @@ ENGINE_SERIES: Final = "engine.jsonl"
 SERIES: Final = (GPU_SERIES, ENGINE_SERIES)
 """Series of GPUs and engines, below telemetry/."""
 
+READ: Final = (PLAN, TURNS, WINDOWS, EVENTS, SUMMARY, RECOVERY, *(f"{TELEMETRY}/{name}" for name in (CLIENTS, *SERIES)))
+"""What is read of a run, as far as it is there."""
+
 RUNS: Final = Path("runs")
 """Where run directories go unless `--out` names one."""
 

@@ -105,14 +105,7 @@ class WorkerShare:
         if clock is not None:
             clock.on_compared.append(self.purse.compared)
         control.on_close.append(self.purse.wake)
-        self._player = SessionPlayer(
-            self.turns,
-            control,
-            offset_ns=offset_ns,
-            seed=plan.run.seed,
-            purse=self.purse,
-            keep_answers=plan.quality is not None and plan.quality.keep_answers,
-        )
+        self._player = self._new_player(plan, offset_ns)
         self._routes = Routes(plan, environ, place=assignment.place, members=assignment.members)
         self._clock = StampClock()
         self._decoder_loop = DecoderLoop(self._clock)
@@ -125,6 +118,16 @@ class WorkerShare:
         """Why there are no more sessions, where that is no fault of ours: what happened to the trace."""
         self.stopped: Any = Event()
         """Set with the first of either."""
+
+    def _new_player(self, plan: Plan, offset_ns: int) -> SessionPlayer:
+        return SessionPlayer(
+            self.turns,
+            self.control,
+            offset_ns=offset_ns,
+            seed=plan.run.seed,
+            purse=self.purse,
+            keep_answers=plan.quality is not None and plan.quality.keep_answers,
+        )
 
     def failed(self, error: Exception) -> None:
         """No more sessions can be made: what is open goes on, nothing more is started by whoever had it."""
