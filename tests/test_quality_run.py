@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from chat_server import Reply, chat_server
 from siege import Siege, check_conserved, plan_text
 
 from infersiege.emulator.process import EmulatorProcess
@@ -151,7 +152,7 @@ def test_checked_prompts_in_a_load_on_two_workers(siege: Siege, tmp_path: Path) 
     assert not summary.answers and "Checked answers" in ran.out
     page = (ran.path / "report.html").read_text(encoding="utf-8")
     assert "hard/none: number, contains" in page and "Quality of the answers" in page
-    assert "Say anything" not in page
+    assert "Say anything" not in page and all(turn.answer is None for turn in ran.turns) and not summary.wrong_answers
 
 
 @pytest.mark.slow
@@ -180,6 +181,57 @@ def test_a_run_whose_checker_breaks_is_no_pass_and_says_where(siege: Siege, tmp_
     told = [event for event in ran.events if event.kind == "check_broken"]
     assert len(told) == 1 and why in told[0].detail
     assert "every check is carried out" in ran.out and "own_checks.py" in ran.out
+
+
+CALLED = {"id": "c1", "type": "function", "function": {"name": "sunshine", "arguments": '{"city": "Rome"}'}}
+KEPT = [
+    {"id": "key", "prompt": "Say 7.", "checks": [{"number": 7}]},
+    {"id": "right", "prompt": "Say 8.", "checks": [{"number": 8}]},
+    {"id": "tool", "prompt": "Weather?", "checks": [{"tool": "weather"}]},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", [True, False])
+def test_answers_are_kept_where_the_plan_asks_for_it_and_nowhere_else(
+    siege: Siege, tmp_path: Path, wanted: bool
+) -> None:
+    """The server gives the account's key back, as a proxy's page of errors may."""
+    file, key = tmp_path / "kept.jsonl", "tt-83jd02kf93kd"
+    file.write_text("\n".join(map(json.dumps, [{"infersiege_quality": 1}, *KEPT])))
+    siege.environment["KEPT_KEY"] = key
+    replies = {
+        "Say 7.": Reply(text=f"<b>No</b>\nyour key is {key}"),
+        "Say 8.": Reply(text="8, and a private word"),
+        "Weather?": Reply(text="", tool_calls=(CALLED,)),
+    }
+    with chat_server(lambda asked: replies[asked.body["messages"][-1]["content"]]) as server:
+        plan = (
+            f'[run]\nstop = {{sessions = 3}}\n[channel.t]\nengine = "openai"\nbase_url = "{server.base_url}"\n'
+            f'model = "m"\napi_key_env = "KEPT_KEY"\n[load]\nmode = "closed"\nusers = 1\nramp = "0s"\n'
+            f'[quality]\nshare = 1\nfile = "{file}"\nkeep_answers = {str(wanted).lower()}\n'
+        )
+        ran = siege.run(plan, "--skip-doctor")
+    turns = {turn.quality: turn.answer for turn in ran.turns}
+    assert turns.keys() == {"fail default/key: number", "pass default/right", "fail default/tool: tool"}, ran.out
+    said = {name: answer for name, answer in turns.items() if answer is not None}
+    everything = "".join(one.read_text(errors="replace") for one in ran.path.rglob("*") if one.is_file())
+    assert key not in everything and "private word" not in everything, "of right answers nothing is kept"
+    assert ("sunshine" in everything) == wanted
+    if not wanted:
+        assert said == {} and ran.summary.wrong_answers == ()
+        return
+    failed, called = said["fail default/key: number"], said["fail default/tool: tool"]
+    assert (failed.text, failed.asked) == ("<b>No</b>\nyour key is [redacted]", ('{"number": 7}',))
+    assert (called.text, called.tool_calls, called.calls) == ("", ('sunshine {"city": "Rome"}',), 1)
+    before = ran.summary.wrong_answers
+    assert [one.prompt for one in before] == ["default/key", "default/tool"]
+    for name in ("summary.json", "report.html"):
+        (ran.path / name).unlink()
+    code, out = siege.command("report", str(ran.path))
+    assert code == 0 and ran.summary.wrong_answers == before and "sunshine" in out
+    page = (ran.path / "report.html").read_text(encoding="utf-8")
+    assert "&lt;b&gt;No&lt;/b&gt;<br>your key is [redacted]" in page
 
 
 @pytest.mark.slow

@@ -15,6 +15,8 @@ LONGEST_KEPT = 600
 """Characters of its text; and of all that is kept of its tool calls."""
 LONGEST_ASKED = 300
 """Characters of one check."""
+LOOKED_AT = 5 * LONGEST_KEPT
+"""Characters in which secrets are looked for: that takes 16 ms in a text made to be slow, and more in a longer one."""
 MOST_KEPT = 4
 """Checks, and tool calls."""
 
@@ -25,13 +27,17 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 def kept(score: Score, said: Said, redact: Callable[[str], str]) -> KeptAnswer | None:
     """What is kept of an answer; None: it passed.
 
-    `redact`: takes secrets out. It sees whole texts: half a key, where a text was cut before, would not look like one.
+    `redact`: takes secrets out, of more than what is kept: half a key would not look like one.
     """
     if score.passed:
         return None
 
     def fit(text: str, most: int) -> str:
-        return _cut(redact(_SURROGATES.sub("\ufffd", text)), most)
+        plain = redact(_SURROGATES.sub("\ufffd", text[:LOOKED_AT]))
+        if len(text) > LOOKED_AT:
+            # What stands before the cut may be half a key, and would be kept where much before it was taken out.
+            plain = f"{plain[:-LONGEST_KEPT]}…"
+        return _cut(plain, most)
 
     calls = said.tool_calls[:MOST_KEPT]
     return KeptAnswer(
