@@ -17,8 +17,12 @@ from infersiege.quality import Item, Score, score, unscored
 from infersiege.records import Report
 from infersiege.redact import scrub
 
-PATIENCE_S = 10.0
-"""So long an answer waits for its callable, the wait for those before it included. A drain is longer by default."""
+PATIENCE_S = 2.0
+"""So long an answer waits for its callable, the wait for those before it included. Its row is written after that, so
+that no more than these seconds of answers are only in the memory of a worker that is killed. A drain is longer by
+default."""
+CUT = "the run ended before it was checked"
+"""Why an answer has no score whose check the end of the run cut off."""
 
 Calls = tuple[Mapping[str, Any], ...]
 
@@ -35,7 +39,13 @@ class Checker:
 
     def score(self, item: Item, text: str, tool_calls: Calls = ()) -> Score:
         """As `quality.score`. Blocks the greenlet, not the loop, where a check is a callable."""
-        found = self._beside(item, text, tool_calls) if item.own_code else score(item, text, tool_calls)
+        return self._noted(self._beside(item, text, tool_calls) if item.own_code else score(item, text, tool_calls))
+
+    def cut(self, item: Item) -> Score:
+        """Of an answer whose greenlet had to end before its check did."""
+        return self._noted(unscored(item, CUT, *item.own_code))
+
+    def _noted(self, found: Score) -> Score:
         if found.broken is not None:
             # A checker may have met a key, or a URL with a password.
             found = replace(found, broken=scrub(found.broken))

@@ -273,14 +273,18 @@ class SessionPlayer:
         """Write a turn's record, and what the checks say of its answer, where there are some and all of one."""
         try:
             if checked is not None and record.outcome is Outcome.OK and played.decoded is not None:
-                text, calls = played.decoded.text, played.decoded.tool_calls
-                found = self.checker.score(checked, text, calls)
-                record = msgspec.structs.replace(record, quality=str(found))
-                if self._keep_answers:
-                    answer = kept(found, Said.of(text, calls), Secrets(secrets).scrub)
-                    record = msgspec.structs.replace(record, answer=answer)
+                text, calls, found = played.decoded.text, played.decoded.tool_calls, None
+                try:
+                    if played.killed is None or not checked.own_code:  # on its way out it may not wait
+                        found = self.checker.score(checked, text, calls)
+                finally:  # also where the end of the run cuts the wait for a check
+                    found = found or self.checker.cut(checked)
+                    record = msgspec.structs.replace(record, quality=str(found))
+                    if self._keep_answers:
+                        answer = kept(found, Said.of(text, calls), Secrets(secrets).scrub)
+                        record = msgspec.structs.replace(record, answer=answer)
             return record
-        finally:  # also where the end of the run cuts the wait for a check
+        finally:
             self._turns.ledger.close(opened, record)
 
     def _wait_to_retry(self, refused: TurnRecord, retry: int, session: PreparedSession, tokens: int) -> Leave | None:
