@@ -76,7 +76,7 @@ class Door:
                 messages.send(self._runner, refusal, node_id)
                 self._turn_away(node_id, hello, away.message)
                 return
-            place = self._fleet.free_place() or 0
+            place = next(iter(self._fleet.free_places()), 0)
             hello = msgspec.structs.replace(hello, worker=self._name_of(hello.worker))
             known = WorkerState(node_id, hello, place, last_seen_ns=time.monotonic_ns())
             self._fleet.add(known)
@@ -100,12 +100,18 @@ class Door:
     def _why_not(self, hello: Hello) -> _TurnedAway | None:
         if self.over:
             return _TurnedAway("the run is over", "start its workers before it, or another run")
-        named = self._fleet.by_name(hello.worker)
+        fleet, own = self._fleet, self._fleet.is_own(hello)
+        named = fleet.by_name(hello.worker)
         if named is not None and named.alive:
             return _TurnedAway(f"a worker called {hello.worker} is here already", "give each its own --name")
-        if self._fleet.free_place() is None:
+        if named is None and hello.worker in fleet.own_names and not own:
+            return _TurnedAway(f"{hello.worker} is the name of one of the master's own", "give each its own --name")
+        # Who waits for a master, as with --forever, is faster than a process that has just been started.
+        kept = 0 if own or self.begun else fleet.awaited()
+        if len(fleet.free_places()) <= kept:
+            whose = f", {fleet.local} of them the master's own" if kept else ""
             return _TurnedAway(
-                f"the run has all of its {self._fleet.expected} workers", "ask for more of them with --expect-workers"
+                f"the run has all of its {fleet.expected} workers{whose}", "ask for more of them with --expect-workers"
             )
         for name, version in self._terms.versions.items():
             if hello.versions.get(name) != version:

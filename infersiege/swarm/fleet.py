@@ -13,6 +13,7 @@ from pathlib import Path
 
 from infersiege.records import Bye, Hello, Ready, Report
 from infersiege.swarm.secret import SECRET_VARIABLE
+from infersiege.swarm.versions import boot_id
 
 SILENT_NS = 2_000_000_000
 """A worker that says nothing for so long is lost (Locust's own heartbeat takes about twice that)."""
@@ -60,6 +61,8 @@ class Fleet:
     """All workers that a run ever had; each that is alive has a seat of its own, by its place."""
 
     expected: int
+    local: int = 0
+    """How many of them this host starts."""
     workers: dict[str, WorkerState] = field(default_factory=dict)
     """By Locust's node id."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -77,13 +80,26 @@ class Fleet:
         """One that never played a part."""
         del self.workers[worker.node_id], self._by_name[worker.name]
 
-    def spawn(self, count: int, *, address: str, secret: str, log_directory: Path) -> None:
-        """Start worker processes. They ignore the terminal's Ctrl-C (a session of their own): the master ends them."""
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """Names of the workers that this host starts."""
+        return tuple(f"worker-{number}" for number in range(1, self.local + 1))
+
+    def is_own(self, hello: Hello) -> bool:
+        """Whether this host started who says so: a stranger may have any name."""
+        process = self.processes.get(hello.worker)
+        return process is not None and process.pid == hello.pid and hello.boot_id == boot_id()
+
+    def awaited(self) -> int:
+        """How many of the workers that this host starts have not come yet."""
+        return sum(self.by_name(name) is None for name in self.own_names)
+
+    def spawn(self, *, address: str, secret: str, log_directory: Path) -> None:
+        """Start the local workers. They ignore the terminal's Ctrl-C (a session of their own): the master ends them."""
         # numpy only makes small histograms here; its thread pool would take time from the event loop.
         environment = os.environ | {SECRET_VARIABLE: secret, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         log_directory.mkdir(parents=True, exist_ok=True)
-        for index in range(count):
-            name = f"worker-{index + 1}"
+        for name in self.own_names:
             command = [sys.executable, "-m", "infersiege", "worker", "--master", address, "--name", name]
             with (log_directory / f"{name}.log").open("wb") as log:
                 self.processes[name] = subprocess.Popen(
@@ -117,10 +133,10 @@ class Fleet:
         """Those of whose share a part may have been nobody's: also who came back."""
         return [worker for worker in self.workers.values() if worker.admitted and (worker.away or not worker.alive)]
 
-    def free_place(self) -> int | None:
-        """The first seat that nobody has; None: all are taken."""
+    def free_places(self) -> list[int]:
+        """Seats that nobody has, in order."""
         taken = {worker.place for worker in self.alive()}
-        return next((place for place in range(self.expected) if place not in taken), None)
+        return [place for place in range(self.expected) if place not in taken]
 
     def has_seat(self, worker: WorkerState) -> bool:
         """Whether nobody else has a worker's seat."""

@@ -74,7 +74,7 @@ class Master:
         self.board = board
         self.publisher = publisher
         self.offset_ns = terms.offset_ns
-        self.fleet = Fleet(expected=options.expected_workers)
+        self.fleet = Fleet(expected=options.expected_workers, local=options.local_workers)
         self.intake = Intake(run, lambda worker, why: self.note("segment_refused", why, worker=worker))
         self.figures = LiveFigures(plan.slos)
         self._clocks = ClockWatch()
@@ -170,7 +170,6 @@ class Master:
         messages.on(self._runner, Bye, self._on_bye)
         messages.on(self._runner, Spending, self._on_spending)
         self.fleet.spawn(
-            self.options.local_workers,
             address=shown_address("127.0.0.1" if host in ANY_HOST else host, self._runner.server.port),
             secret=self.options.secret,
             log_directory=self._log_directory,
