@@ -26,8 +26,8 @@ class LeaveError(BaseException):
 class Leaving:
     """Which signal told this worker to go, and what that means at the moment.
 
-    Until `in_load` is set, the first one raises LeaveError in the greenlet that made this, and later ones do nothing.
-    From then on each calls `in_load`, in a greenlet of its own.
+    Until `in_load` is set, the first one raises LeaveError in the greenlet that made this, and later ones do nothing,
+    but in `computing`. From then on each calls `in_load`, in a greenlet of its own.
     """
 
     def __init__(self) -> None:
@@ -49,12 +49,18 @@ class Leaving:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Around long work that lets nobody else run, and may be broken off anywhere."""
+        """Around long work that lets nobody else run, and may be broken off anywhere.
+
+        In here each signal raises, and the end does where the work came to it all the same: Python drops what is raised
+        in a `__del__` or in a callback of the collector.
+        """
         self._computing = True
         try:
             yield
         finally:
             self._computing = False
+        if self._raised:
+            raise LeaveError
 
     @property
     def exit_code(self) -> int | None:
@@ -68,7 +74,7 @@ class Leaving:
 
     def _arrived(self, number: int, _: FrameType | None) -> None:
         self.first = self.first or signal.Signals(number)
-        if self._computing and not self._raised and gevent.getcurrent() is self._main:
+        if self._computing and gevent.getcurrent() is self._main:
             self._raised = True
             raise LeaveError
         self._loop.run_callback(self._act)
