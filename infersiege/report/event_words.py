@@ -17,6 +17,7 @@ EVENT_WORDS: Mapping[str, str] = {
     "epoch": "arrivals and users shared out anew",
     "worker_settled": "lost worker's turns accounted for",
     "worker_refused": "worker refused",
+    "worker_left": "worker gone before it took part",
     "segment_refused": "records refused",
     "disk_full": "disk full",
     "budget_used_up": "budget used up",

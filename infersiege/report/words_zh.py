@@ -214,6 +214,7 @@ CHINESE_WORDS: Final[Mapping[str, str]] = {
     "arrivals and users shared out anew": "到达和用户重新分配",
     "lost worker's turns accounted for": "失联工作进程的轮次已结清",
     "worker refused": "工作进程被拒绝",
+    "worker gone before it took part": "工作进程未参与即离开",
     "disk full": "磁盘已满",
     "budget used up": "预算用尽",
     "worker's clock known badly": "工作进程的时钟不够准确",

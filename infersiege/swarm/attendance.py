@@ -67,7 +67,8 @@ class Attendance:
         note, who = self._note, f"{worker.name} on {worker.hello.host} (pid {worker.hello.pid})"
         if not worker.admitted:
             self._fleet.remove(worker)
-            note("worker_refused", f"{who} was to join, and was lost before it was ready", worker.name)
+            how = "was lost" if worker.bye is None else f"left ({worker.bye.exit_reason})"
+            note("worker_left", f"{who} {how} before it took part", worker.name)
             return
         self._figures.drop(worker.name)
         self._treasury.lose(worker.name)
