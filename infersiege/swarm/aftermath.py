@@ -21,7 +21,7 @@ from infersiege.swarm.budget import spent_before_steady
 from infersiege.swarm.clock import clock_warnings, drift_ns
 from infersiege.swarm.ending import ALL_PLAYED, MasterResult
 from infersiege.swarm.fleet import WorkerState
-from infersiege.swarm.losses import Loss
+from infersiege.swarm.losses import Loss, doubt_of
 from infersiege.swarm.source import SessionSource, changed_traces
 from infersiege.swarm.spool import is_spool_of, remove_spool
 from infersiege.swarm.versions import boot_id
@@ -40,10 +40,18 @@ class LostShare:
     changes: dict[str, TraceChanges] = field(default_factory=dict)
     """How much they had not played as the trace has it, by workload."""
     unplayed: dict[str, int] = field(default_factory=dict)
-    """Sessions that nobody played, by worker."""
+    """Sessions that nobody played, by worker; whoever is not in it was not settled."""
+    unread: set[str] = field(default_factory=set)
+    """Workers whose spools are here and could not be read."""
+    doubts: list[str] = field(default_factory=list)
+    """What is not certain about their turns, for people: one line for each worker."""
 
     def add(self, worker: str, loss: Loss) -> None:
         self.unplayed[worker] = loss.unplayed
+        if loss.unread is not None:
+            self.unread.add(worker)
+        if (doubt := doubt_of(worker, loss)) is not None:
+            self.doubts.append(doubt)
         self.planned_turns += loss.planned_turns
         _add(self.plays, loss.plays)
         _add(self.changes, loss.changes)
@@ -156,6 +164,7 @@ def final_facts(
             *_dirty(stages),
             *clock_warnings(result.fleet.workers.values()),
             *_spools(result),
+            *lost.doubts,
         ),
     )
 
@@ -346,8 +355,11 @@ def _first_lost_ns(worker: WorkerState, offset_ns: int) -> int | None:
     return None if lost_ns is None else lost_ns + offset_ns
 
 
-def rescued(result: MasterResult, run_id: str, error: DiskError) -> RunDirectory:
-    """The run, moved to the temporary directory. Raises RunInvalidError where that has no room either."""
+def rescued(result: MasterResult, lost: LostShare, run_id: str, error: DiskError) -> RunDirectory:
+    """The run, moved to the temporary directory; spools of this host go where all that was in them is in it.
+
+    Raises RunInvalidError where that has no room either.
+    """
     try:
         moved = result.intake.rescue()
     except OSError as full:
@@ -357,6 +369,14 @@ def rescued(result: MasterResult, run_id: str, error: DiskError) -> RunDirectory
         ) from None
     for worker in result.fleet.workers.values():
         spool = Path(worker.hello.spool_dir)
-        if worker.hello.boot_id == boot_id() and is_spool_of(spool, run_id):
+        here = worker.hello.boot_id == boot_id() and is_spool_of(spool, run_id)
+        if here and _is_home(worker, result, lost):
             remove_spool(spool)
     return moved
+
+
+def _is_home(worker: WorkerState, result: MasterResult, lost: LostShare) -> bool:
+    """Whether all records of a worker came here: what one that lives says it has written, or a dead one's spool had."""
+    if worker.alive:
+        return worker.bye is not None and worker.bye.records <= result.intake.rows_of.get(worker.name, 0)
+    return worker.name in lost.unplayed and worker.name not in lost.unread

@@ -352,6 +352,17 @@ def lines_of(ticket: Ticket, share: SessionSource, place: Place, due_ns: int, *,
         )
 
 
+def doubt_of(worker: str, loss: Loss) -> str | None:
+    """What the records of a dead worker may say wrongly, in one line for the report; None: all is known."""
+    doubts = []
+    if loss.unread is not None:
+        said = "its last report had to tell which of its turns are lost and which are skipped"
+        doubts.append(f"its spool can't be read ({loss.unread}), so {said}")
+    if loss.maybe_sent:
+        doubts.append(f"{loss.maybe_sent:,} of its {loss.skipped:,} skipped turns may have been sent")
+    return f"{worker}: {'; '.join(doubts)}" if doubts else None
+
+
 def describe(worker: WorkerState, loss: Loss | InfersiegeError) -> str:
     """One line for events.jsonl."""
     if isinstance(loss, InfersiegeError):

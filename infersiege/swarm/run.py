@@ -264,6 +264,8 @@ class Campaign:
         for worker, loss in zip(workers, losses, strict=True):
             if isinstance(loss, Loss):
                 self._lost.add(worker.name, loss)
+            else:
+                self._lost.doubts.append(describe(worker, loss))
             master.note("worker_settled", describe(worker, loss), worker=worker.name)
 
     def _labels(self) -> dict[str, ChannelLabels]:
@@ -291,7 +293,7 @@ class Campaign:
                 raise disk_error
             summary = self._report(run, file, gated=gated, end=end)
         except DiskError as error:
-            run = rescued(result, file.run_id, error)
+            run = rescued(result, self._lost, file.run_id, error)
             where = f"{error}; the whole run is in {run.path}"
             self._console.print(f"error: {where}", style="bold red", highlight=False, markup=False, soft_wrap=True)
             file = msgspec.structs.replace(file, invalid=(where, *file.invalid[len(invalid) :]))
