@@ -19,6 +19,7 @@ from infersiege.errors import (
     InternalError,
     PlanError,
     RunDirectoryError,
+    RunInvalidError,
     TargetError,
     UsageError,
 )
@@ -117,7 +118,11 @@ def why_not_begun(directory: str, code: int | None, log: Path, error: RunDirecto
     hint = _last_hint(log) or f"the whole output is in {log}"
     if code == ExitCode.USAGE and (faults := _last_faults(log)):
         return PlanError(f"{directory}: {said}", faults=faults, hint=hint)
-    kinds: dict[int | None, type[InfersiegeError]] = {ExitCode.TARGET: TargetError, ExitCode.USAGE: UsageError}
+    kinds: dict[int | None, type[InfersiegeError]] = {
+        ExitCode.TARGET: TargetError,
+        ExitCode.USAGE: UsageError,
+        ExitCode.INVALID_RUN: RunInvalidError,  # its workers did not come
+    }
     kind = kinds.get(code, InternalError)
     return kind(f"{directory}: {said}", hint=hint)
 

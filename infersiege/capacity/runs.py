@@ -75,7 +75,8 @@ def changes_of(load: float, unit: str, duration_ns: int) -> list[str]:
 
 
 def workers_of(settings: Settings, load: float, unit: str) -> list[str]:
-    """Options of a run about its workers: with fewer users than workers some stay out of it."""
+    """Options of a run about its workers: with fewer users than workers some stay out of it, those of other hosts first
+    (a run keeps the places of its own)."""
     most = max(int(load), 1) if unit == "users" else settings.expect_workers
     local, in_all = min(settings.workers, most), min(settings.expect_workers, most)
     if in_all == local:
@@ -93,7 +94,8 @@ def run_probe(
 ) -> Ran:
     """Wait until the target is idle, run, judge. `more`: overrides of the plan beside load and duration.
 
-    Raises Interrupted; TargetError when the target refuses; UsageError when the run could not begin; InternalError.
+    Raises Interrupted; TargetError when the target refuses; UsageError or RunInvalidError when the run could not begin,
+    the latter for want of its workers; InternalError.
     """
     idle = wait_until_idle(
         pages,
