@@ -47,7 +47,8 @@ def observe_in_pieces(
     one at its end included), or a process could not do its part; to read the file at one go then tells more.
     `processes`: by default as many as the file is worth, and no more than there are CPUs.
     """
-    pieces = pieces_of(path, _worth(path) if processes is None else processes)
+    many = _worth(path) if processes is None else processes
+    pieces = pieces_of(path, many) if many > 1 else ()
     if len(pieces) < 2:
         return False
     blank = pickle.dumps(tuple(observers))
