@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -129,6 +130,10 @@ class Door:
         self._away[key] += 1
         if self._away[key] == 1:
             self._turned_away(hello.worker, reason)
+
+    def away(self, most: int = 3) -> list[tuple[str, str]]:
+        """(worker, reason) of the first that were turned away."""
+        return list(islice(self._away, most))
 
     def away_again(self) -> Iterator[tuple[str, str]]:
         """(worker, reason with how often) of those that were turned away more than once for it."""

@@ -204,6 +204,7 @@ class Master:
                 ready = {worker.name for worker in self.fleet.alive() if worker.ready is not None}
                 said = {name: self._last_line(name) for name in self.fleet.processes if name not in ready}
                 words = "".join(f"; {name} said last: {line}" for name, line in said.items() if line)
+                words += "".join(f"; {worker} was turned away: {why}" for worker, why in self._door.away())
                 raise RunInvalidError(
                     f"{len(ready)} of {self.fleet.expected} workers were ready after "
                     f"{self.plan.run.wait_for_workers_ns / 1e9:.0f} s{words}",
