@@ -110,7 +110,8 @@ def _greet(address: str, port: int) -> None:
 def joined(environment: SiegeEnvironment, host: str, port: int, *, wait_s: float, say: Callable[[str], None]) -> Any:
     """Locust's runner of a worker that its master has let in.
 
-    Raises TargetError and UsageError as `master_address`, and UsageError where the master does not let us in.
+    Raises TargetError and UsageError as `master_address`, TargetError where the master ends meanwhile, and UsageError
+    where it does not let us in.
     """
     address = master_address(host, port, wait_s=wait_s, say=say)
     runner = None
@@ -118,6 +119,13 @@ def joined(environment: SiegeEnvironment, host: str, port: int, *, wait_s: float
     with gevent.Timeout(ADMISSION_S, False):
         runner = environment.create_worker_runner(address, port)
     if runner is None:
+        try:
+            _find(host, port)
+        except _NotYetError as why:
+            raise TargetError(
+                f"the master at {shown_address(host, port)} was gone before it let this worker in: {why}",
+                hint="see what `infersiege run` says on its host; with --forever a worker waits for the next run",
+            ) from None
         raise UsageError(
             f"the master at {shown_address(host, port)} does not let this worker in: it has another secret",
             hint=f"{SECRET_VARIABLE} must be the same on both hosts",
