@@ -87,11 +87,14 @@ def late(port: int) -> dict[str, Any]:
 
 
 def secrets() -> dict[str, Any]:
-    """A worker with the right secret, and one with another."""
+    """A worker with the right secret, one with another, and one whose master ends while it knocks."""
     joining.ADMISSION_S = 2.0
-    port = _master().server.port
+    master = _master()
+    port = master.server.port
     found = {}
-    for name, secret in (("right", SECRET), ("wrong", b"wrong")):
+    for name, secret in (("right", SECRET), ("wrong", b"wrong"), ("ended", b"wrong")):
+        if name == "ended":
+            gevent.spawn_later(1.0, master.server.close, linger=0)
         rpc.install(secret)
         environment = SiegeEnvironment([Director])
         found[name] = _told(

@@ -145,6 +145,7 @@ def test_another_secret_is_told_as_such() -> None:
     assert found["right"]["found"] == 0
     assert "does not let this worker in: it has another secret" in found["wrong"]["error"]
     assert found["wrong"]["hint"] == "INFERSIEGE_SECRET must be the same on both hosts"
+    assert re.match(r"TargetError: the master at \S+ was gone before it let this worker in", found["ended"]["error"])
 
 
 def test_a_master_that_is_gone_is_noticed() -> None:

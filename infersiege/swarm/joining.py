@@ -119,18 +119,22 @@ def joined(environment: SiegeEnvironment, host: str, port: int, *, wait_s: float
     with gevent.Timeout(ADMISSION_S, False):
         runner = environment.create_worker_runner(address, port)
     if runner is None:
-        try:
-            _find(host, port)
-        except _NotYetError as why:
-            raise TargetError(
-                f"the master at {shown_address(host, port)} was gone before it let this worker in: {why}",
-                hint="see what `infersiege run` says on its host; with --forever a worker waits for the next run",
-            ) from None
-        raise UsageError(
-            f"the master at {shown_address(host, port)} does not let this worker in: it has another secret",
-            hint=f"{SECRET_VARIABLE} must be the same on both hosts",
-        )
+        raise _not_let_in(host, port)
     return runner
+
+
+def _not_let_in(host: str, port: int) -> InfersiegeError:
+    try:
+        _find(host, port)
+    except _NotYetError as why:
+        return TargetError(
+            f"the master at {shown_address(host, port)} was gone before it let this worker in: {why}",
+            hint="see what `infersiege run` says on its host; with --forever a worker waits for the next run",
+        )
+    return UsageError(
+        f"the master at {shown_address(host, port)} does not let this worker in: it has another secret",
+        hint=f"{SECRET_VARIABLE} must be the same on both hosts",
+    )
 
 
 def watch_master(runner: Any, gone: Callable[[InfersiegeError], None]) -> None:
