@@ -142,10 +142,31 @@ def leaving() -> dict[str, Any]:
 
     def compute(one: Leaving) -> None:
         with one.computing():
-            os.kill(os.getpid(), signal.SIGTERM)
-            until = time.monotonic() + 20
-            while time.monotonic() < until:  # nothing yields here
-                pass
+            busy(signal.SIGTERM)
+
+    def busy(number: signal.Signals) -> None:
+        """A signal, and nothing that yields until it is noticed."""
+        os.kill(os.getpid(), number)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            pass
+
+    class Finaliser:
+        def __del__(self) -> None:
+            """Python drops what is raised in here."""
+            busy(signal.SIGHUP)
+
+    def dropped(one: Leaving) -> None:
+        with one.computing():
+            Finaliser()
+            found["dropped by Python"] = one.why
+        found["went on"] = "behind the work"
+
+    def dropped_before(one: Leaving) -> None:
+        with one.computing():
+            Finaliser()
+            busy(signal.SIGTERM)
+            found["went on"] = "with the work"
 
     def wait(one: Leaving) -> None:
         gevent.spawn_later(0.1, os.kill, os.getpid(), signal.SIGINT)
@@ -169,7 +190,8 @@ def leaving() -> dict[str, Any]:
         found["calls"] = calls
 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
-    for work in (compute, wait, again, in_load):
+    sys.unraisablehook = lambda _: None
+    for work in (compute, dropped, dropped_before, wait, again, in_load):
         found[work.__name__] = told(work)
     return found
 

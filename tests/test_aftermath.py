@@ -1,23 +1,34 @@
-"""What the master writes of a run's stages: at its start, while workers wait for it, and at its end."""
+"""What the master writes of a run's stages: at its start, while workers wait for it, and at its end; and what it may
+remove when the run's disk is full."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from swarm_rows import RUN_ID, record, run_in
 
+from infersiege.errors import DiskError
 from infersiege.plan.load_schema import Load
 from infersiege.plan.schema import Channel, Plan, Run, Stop, Workload
-from infersiege.records import Epoch
+from infersiege.records import Epoch, Hello
 from infersiege.schedule.epochs import Table
-from infersiege.swarm.aftermath import stage_facts
-from infersiege.swarm.losses import orphans
+from infersiege.swarm.aftermath import LostShare, rescued, stage_facts
+from infersiege.swarm.ending import MasterResult
+from infersiege.swarm.fleet import Fleet, WorkerState
+from infersiege.swarm.intake import Intake
+from infersiege.swarm.losses import Loss, doubt_of, orphans
 from infersiege.swarm.source import SessionSource
+from infersiege.swarm.spool import Spool
+from infersiege.swarm.telling import early_farewell
 from infersiege.swarm.timeline import Timeline
+from infersiege.swarm.versions import boot_id
 
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND
@@ -163,3 +174,53 @@ def test_a_number_of_sessions_is_all_that_is_asked_for(tmp_path: Path) -> None:
     source = alone(plan(Load(mode="open", rate=10.0), short(tmp_path / "t.jsonl", 20), run=run))
     assert source.arrivals_between(source.streams[0], [(0, 60 * SECOND)]) == [20]
     assert not source.runs_out(source.streams[0])
+
+
+SPOOLS = [
+    ("w-home", 3, None, False, False, "it lives, and all that it wrote is here"),
+    ("w-short", 4, None, False, True, "it lives, and a record of it did not come"),
+    ("w-silent", None, None, False, True, "nobody knows what it wrote"),
+    ("w-read", None, Loss(recovered_rows=3, lost=0, skipped=0, plays={}, planned_turns=3), True, False, "it was read"),
+    (
+        "w-torn",
+        None,
+        Loss(recovered_rows=0, lost=3, skipped=0, plays={}, planned_turns=3, unread="it can't be read"),
+        True,
+        True,
+        "its records are nowhere else",
+    ),
+    ("w-left", None, None, True, True, "its turns could not be settled"),
+]
+"""(worker, records that its farewell tells, its loss, whether it is dead, whether its spool stays, why)."""
+
+
+@pytest.mark.parametrize(("name", "told", "loss", "dead", "stays", "why"), SPOOLS, ids=[row[0] for row in SPOOLS])
+def test_a_rescue_removes_the_spools_whose_records_are_in_it(
+    name: str, told: int | None, loss: Loss | None, dead: bool, stays: bool, why: str, tmp_path: Path
+) -> None:
+    spool = Spool(tmp_path / "infersiege-spool-1-w", name)
+    spool.add(record("of the spool", worker=name))
+    spool.close(remove=False)
+    hello = Hello(worker=name, host="h", pid=1, boot_id=boot_id(), versions={}, spool_dir=str(spool.directory))
+    worker = WorkerState("node", hello, 0, last_seen_ns=0, admitted=True, lost_at_ns=1 if dead else None)
+    if told is not None:
+        worker.bye = msgspec.structs.replace(early_farewell(name, "run over"), records=told)
+    share, fleet = LostShare({}), Fleet(expected=1)
+    fleet.add(worker)
+    if loss is not None:
+        share.add(name, loss)
+        assert share.doubts == ([] if loss.unread is None else [doubt_of(name, loss)])
+    with run_in(tmp_path / "run") as run:
+        intake = Intake(run)
+        intake.write([record(f"s{number}", worker=name) for number in range(3)])
+        intake.rows_of[name] = 3
+        result = MasterResult(
+            started_ns=1, load_ended_ns=2, ended_ns=3, offset_ns=0, interrupted=False, ending="", budgets=(),
+            rate_limits=(), dirty_stages=frozenset(), fleet=fleet, intake=intake, table=None,
+        )  # fmt: skip
+        with rescued(result, share, RUN_ID, DiskError("full")) as moved:
+            try:
+                assert len(list(moved.read_turns())) == 3
+            finally:
+                shutil.rmtree(moved.path.parent)
+    assert spool.directory.exists() == stays, why

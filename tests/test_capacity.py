@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from infersiege import gate
 from infersiege.capacity import hunt, shown, sweeping
+from infersiege.capacity.child import why_not_begun
 from infersiege.capacity.idle import requests_of, wait_until_idle
 from infersiege.capacity.search import (
     INVALID_MOST,
@@ -56,7 +57,7 @@ from infersiege.capacity.verdict import judge_probe
 from infersiege.cli import infersiege
 from infersiege.cli.sweep import loads_of
 from infersiege.emulator.process import EmulatorProcess
-from infersiege.errors import PlanError, UsageError
+from infersiege.errors import PlanError, RunDirectoryError, UsageError
 from infersiege.metrics.summary import summarise
 from infersiege.plan import load_plan
 from infersiege.plan.schema import Channel, Slo
@@ -846,6 +847,24 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: list[str], me
             [command, str(written(tmp_path)), "--out", str(tmp_path / "out"), *options], standalone_mode=False
         )
     assert not (tmp_path / "out").exists(), "nothing was begun"
+
+
+NOT_BEGUN = [
+    (2, "a plan that the user can mend"),
+    (3, "its workers did not come, or one of them was turned away"),
+    (4, "a target that is not there"),
+    (70, "a fault of ours"),
+    (1, "a code that no run ends with which left no figures"),
+]
+
+
+@pytest.mark.parametrize(("code", "why"), NOT_BEGUN)
+def test_a_run_that_could_not_begin_ends_a_search_as_it_ended(tmp_path: Path, code: int, why: str) -> None:
+    log = tmp_path / "probe.log"
+    log.write_text("waiting\nerror: worker-1 ended before the run began\nhint: see its host\n", encoding="utf-8")
+    error = why_not_begun("probe-001", code, log, RunDirectoryError("no plan.json"))
+    assert error.exit_code == (code if code in (2, 3, 4) else 70), why
+    assert (str(error), error.hint) == ("probe-001: worker-1 ended before the run began", "see its host")
 
 
 def test_rules_that_low_loads_break_are_pointed_out() -> None:

@@ -242,25 +242,27 @@ def test_workers_from_elsewhere_that_could_not_join_are_an_error_before_the_firs
 def test_workers_of_other_hosts_take_part_in_every_probe(
     siege: Siege, emulator: EmulatorProcess, free_port: Callable[[], int]
 ) -> None:
-    """They come back after each; a probe with fewer users than workers turns the rest away, and they try again."""
+    """They come back after each. A probe with fewer users than workers has the master's own, however many others wait
+    and are faster, and turns the rest away, who try again."""
     plan, out, address = siege.folder / "plan.toml", siege.folder / "sweep", f"127.0.0.1:{free_port()}"
     plan.write_text(plan_for(emulator, users=1), encoding="utf-8")
     siege.environment["INFERSIEGE_SECRET"] = "a-secret-of-some-length"
     worker = [sys.executable, "-m", "infersiege", "worker", "--forever", "--master", address, "--name"]
-    workers = [
-        subprocess.Popen([*worker, name], env=siege.environment, stderr=subprocess.DEVNULL) for name in ("far", "away")
-    ]
+    names = ("far", "away", "there", "beyond")
+    workers = [subprocess.Popen([*worker, name], env=siege.environment, stderr=subprocess.DEVNULL) for name in names]
     try:
-        fleet = ("--workers", "0", "--expect-workers", "2", "--bind", address)
-        code, said = siege.command("sweep", str(plan), "--users", "2,1,3", "--out", str(out), *fleet, within_s=100)
+        fleet = ("--workers", "2", "--expect-workers", "6", "--bind", address)
+        code, said = siege.command("sweep", str(plan), "--users", "3,6", "--out", str(out), *fleet, within_s=100)
     finally:
         for process in workers:
             process.terminate()
         ended = [process.wait(20) for process in workers]
-    assert code == 0, said
-    assert ended == [143, 143]
+    # On a loaded machine the load generator may have been too slow, and then a probe is invalid.
+    assert code in (0, 3), said
+    assert ended == [143] * 4
     by_load = {}
     for probe in msgspec.json.decode((out / "sweep.json").read_bytes(), type=SweepState).probes:
         by_load[probe.load] = {turn.worker for turn in RunDirectory.open(out / probe.directory).read_turns()}
-    assert by_load[2] == by_load[3] == {"far", "away"}
-    assert len(by_load[1]) == 1
+    own = {"worker-1", "worker-2"}
+    assert own < by_load[3] < {*own, *names} and len(by_load[3]) == 3
+    assert by_load[6] == {*own, *names}

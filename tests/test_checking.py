@@ -6,13 +6,23 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gevent
+import msgspec
 import pytest
+from swarm_rows import RUN_ID, STEADY, record, session
 
+from infersiege.channels.dialect import Decoded
+from infersiege.metrics.quality import Answers, pass_share
 from infersiege.quality import Item, open_quality
-from infersiege.records import Report
-from infersiege.swarm.checking import Checker, CheckWatch
+from infersiege.records import Outcome, Report, TurnRecord
+from infersiege.swarm.checking import CUT, PATIENCE_S, Checker, CheckWatch
+from infersiege.swarm.control import RunControl
+from infersiege.swarm.ledger import Ledger
+from infersiege.swarm.player import SessionPlayer
+from infersiege.swarm.spool import Spool, leftover_segments
+from infersiege.swarm.turns import Played, TurnPlayer
 
 SLOW = """import time
 running = []
@@ -82,6 +92,54 @@ def test_a_check_that_never_ends_is_given_up_and_so_is_who_waits_for_it(item: Ma
     gevent.joinall(asking, timeout=30)
     assert [one.get().broken for one in asking] == ["callable: no result after 0.3 s"] * 2
     assert checker.first_unscored == "default/ever: callable: no result after 0.3 s"
+
+
+def closing(item: Item, folder: Path, *, killed: BaseException | None = None) -> tuple[SessionPlayer, Any]:
+    """A player, and the greenlet in which it closes a turn whose answer was good."""
+    ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=Spool(folder / "spool", "w"), place_of=lambda _: STEADY)
+    ledger.take(opened := session("s"))
+    player = SessionPlayer(TurnPlayer(ledger, offset_ns=0), RunControl(), offset_ns=0, keep_answers=True)
+    player.checker = Checker(patience_s=600)
+    said = Decoded(
+        text="an answer", reasoning="", refusal="", tool_calls=(), finish_reason="stop", usage=None,
+        first_chunk_tokens=None, fault=None, done=True, model=None, server_ttft_ns=None, flags=(),
+    )  # fmt: skip
+    played = Played(record("s"), said, 0, killed)
+    return player, gevent.spawn(player._close, opened, played.record, played, item, ())
+
+
+def rows_in(folder: Path) -> list[TurnRecord]:
+    lines = b"".join(data for _, data in leftover_segments(folder / "spool"))
+    return msgspec.json.Decoder(TurnRecord).decode_lines(lines)
+
+
+def test_an_answer_whose_check_the_end_of_the_run_cuts_off_is_unscored(item: Make, tmp_path: Path) -> None:
+    """Without a word of quality it would be in no share, and what hangs a checker is rarely a good answer."""
+    player, closes = closing(item("ever"), tmp_path)
+    gevent.sleep(0.05)
+    assert not closes.ready() and rows_in(tmp_path) == [], "it waits for its check"
+    closes.kill(timeout=30)
+    (row,) = rows_in(tmp_path)
+    assert (row.outcome, row.quality) == (Outcome.OK, f"unscored default/ever: {CUT}")
+    assert row.answer is not None and row.answer.text == "an answer"
+    assert player.checker.first_unscored == f"default/ever: {CUT}"
+    answers = Answers()
+    answers.add(row)
+    assert pass_share([answers]).share is None, "and the run has no quality"
+
+
+def test_a_turn_whose_greenlet_is_on_its_way_out_waits_for_no_check(item: Make, tmp_path: Path) -> None:
+    """What killed it came once: nothing would end the wait."""
+    _, closes = closing(item("ever"), tmp_path, killed=gevent.GreenletExit())
+    assert closes.get(timeout=30).quality == f"unscored default/ever: {CUT}"
+    assert [row.quality for row in rows_in(tmp_path)] == [f"unscored default/ever: {CUT}"]
+
+
+def test_a_row_waits_no_longer_for_its_check_than_the_documents_say() -> None:
+    """A worker that is killed takes them with it."""
+    docs = Path(__file__).parents[1]
+    for page, words in (("docs/quality.md", "result within {} s"), ("ARCHITECTURE.md", "at most {} s later")):
+        assert words.format(f"{PATIENCE_S:g}") in (docs / page).read_text(encoding="utf-8")
 
 
 def test_a_check_that_is_a_rule_does_not_yield(tmp_path: Path) -> None:

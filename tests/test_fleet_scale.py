@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from isolated import isolated
 
 from infersiege.metrics.windows import windows
 from infersiege.records import Epoch, EpochAnswer, Hello, RateAsk, SlotsHeld
@@ -172,13 +173,28 @@ def test_a_flood_of_messages_does_not_keep_the_rest_of_a_master_from_running() -
 
 
 def test_who_knocks_again_and_again_is_told_once_and_counted_and_locust_keeps_nothing_of_it() -> None:
-    side = [sys.executable, str(Path(__file__).with_name("side_door.py"))]
-    found = json.loads(subprocess.run(side, capture_output=True, text=True, timeout=90, check=True).stdout)
+    found = isolated("side_door:full", within_s=90)
     full = "the run has all of its 0 workers"
     assert found["told"] == [["late", full], ["vm-13", full], ["once", full]]
     assert found["again"] == [["late", f"{full} (it asked 3 times)"], ["vm", f"{full} (it asked 2 times)"]]
     assert found["refused"] == 6, "each gets its answer all the same"
     assert found["kept"] == 0
+
+
+def test_seats_and_names_of_a_masters_own_workers_are_nobody_elses() -> None:
+    """Who waits with `--forever` knocks before a process that was just started."""
+    kept = "the run has all of its 3 workers, 2 of them the master's own"
+    assert isolated("side_door:own", within_s=90) == [
+        ["before any is started", "in as first"],
+        ["with a seat free", kept],
+        ["another host's", "worker-1 is the name of one of the master's own"],
+        ["own worker-1", "in as worker-1"],
+        ["with a seat free still", kept],
+        ["own worker-2", "in as worker-2"],
+        ["once all are there", "the run has all of its 3 workers"],
+        ["in the load, for a lost one", "in as second"],
+        ["in the load", "the run has all of its 3 workers"],
+    ]
 
 
 @pytest.mark.parametrize(

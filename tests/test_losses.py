@@ -20,7 +20,7 @@ from infersiege.rundir import RunDirectory
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import Ledger, OpenSession, workload_key
-from infersiege.swarm.losses import MAYBE_SENT, Loss, LossAccount, Orphan, describe
+from infersiege.swarm.losses import MAYBE_SENT, Loss, LossAccount, Orphan, describe, doubt_of
 from infersiege.swarm.membership import LEASE_NS, MARGIN_NS
 from infersiege.swarm.spool import Spool
 from infersiege.swarm.versions import boot_id
@@ -317,6 +317,8 @@ def test_a_spool_that_can_not_be_read_leaves_the_last_report(life: Life) -> None
     loss = life.die()
     assert life.outcomes() == {("a", 0): Outcome.LOST, ("a", 1): Outcome.SKIPPED}
     assert loss.unread is not None and "directory" in loss.unread
+    doubt = doubt_of("w", loss)
+    assert doubt is not None and doubt.startswith("w: its spool can't be read (") and "last report" in doubt
     assert life.spool.directory.exists()
     hello = Hello(worker="w", host="h", pid=1, boot_id="b", versions={}, spool_dir="")
     assert "its spool can't be read: " in describe(WorkerState("node", hello, 0, last_seen_ns=0), loss)
@@ -446,6 +448,23 @@ def test_conservation_whatever_it_was_doing(
     if not remote:
         assert ok == sent - in_flight, "its spool has all of them"
         assert {key for key, outcome in outcomes.items() if outcome is Outcome.SKIPPED} == set(outcomes) - sent
+
+
+DOUBTS = [
+    (None, 0, None, "all is known"),
+    (None, 3, "w: 3 of its 40 skipped turns may have been sent", "it was on another host"),
+    ("s: no", 0, "w: its spool can't be read (s: no), so its last report had to tell which of its turns are lost", ""),
+    ("s: no", 3, "are skipped; 3 of its 40 skipped turns may have been sent", "one line of both"),
+]
+
+
+@pytest.mark.parametrize(("unread", "maybe", "said", "why"), DOUBTS)
+def test_what_is_not_certain_of_a_dead_workers_turns_is_said(
+    unread: str | None, maybe: int, said: str | None, why: str
+) -> None:
+    loss = Loss(recovered_rows=0, lost=1, skipped=40, plays={}, planned_turns=41, maybe_sent=maybe, unread=unread)
+    doubt = doubt_of("w", loss)
+    assert (doubt is None) == (said is None) and (said or "") in (doubt or ""), why
 
 
 def test_one_line_for_the_event_log() -> None:

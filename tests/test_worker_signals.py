@@ -167,6 +167,9 @@ def test_nohup_keeps_a_worker(tmp_path: Path, free_port: Callable[[], int]) -> N
 def test_who_computes_is_broken_off_and_who_is_in_the_load_is_told() -> None:
     found = isolated("side_signals:leaving")
     assert found["compute"] == ["broken off", 143], "reading a trace lets no event loop turn"
+    assert found["dropped by Python"] == "SIGHUP", "what a finaliser raises"
+    assert found["dropped"] == ["broken off", 129], "at the end of the work"
+    assert found["dropped_before"] == ["broken off", 129] and "went on" not in found, "the next signal breaks it off"
     assert found["wait"] == ["broken off", 130]
     assert found["again"] == ["broken off", 130], "the first one counts, and what follows is not broken off itself"
     assert found["in_load"] == ["went on", 129] and found["calls"] == ["SIGHUP", "SIGHUP"]
