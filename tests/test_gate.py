@@ -9,10 +9,13 @@ from typing import Any
 import metrics_turns as make
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from siege import plan_text
 
 from infersiege import gate
 from infersiege.errors import ExitCode, PlanError
+from infersiege.metrics.behind import turns_behind
 from infersiege.metrics.facts import AskedLoad, Cut, RequestLimit
 from infersiege.metrics.summary import summarise
 from infersiege.plan import load_plan
@@ -270,6 +273,43 @@ def test_request_limits_are_the_loosest_of_high_percentiles() -> None:
 )
 def test_values_that_a_rule_takes(slo: Slo, needed: int, reason: str) -> None:
     assert gate.needed_for(slo) == needed, reason
+
+
+REFUSED = [make.failed(1000.0 + place, 1100.0 + place) for place in range(295)]
+EMPTY = [make.failed(2000.0, 2100.0, ErrorClass.NO_OUTPUT) for _ in range(3)]
+CUT = [make.turn(outcome=Outcome.CANCELLED, reason=Reason.RUN_END) for _ in range(2)]
+CACHED = [make.streamed(0.0, [100.0, 120.0], prompt_tokens=10, cached_tokens=5) for _ in range(5)]
+CHECKED = [make.streamed(0.0, [100.0, 120.0], quality="pass set/item") for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "rows", "n", "reason"),
+    [
+        ("error_share", [*CACHED, *REFUSED, *CUT], 300, "turns that ended by themselves"),
+        ("collapsed_share", [*CACHED, *REFUSED], 5, "a turn that the server refused gave no answer to look at"),
+        ("collapsed_share", [*CACHED, *REFUSED, *EMPTY], 8, "one without a token did"),
+        ("cancelled_share", [*CACHED, *REFUSED, *CUT], 7, "what failed could not be cut any more"),
+        ("cache_share", [*CACHED, *REFUSED], 5, "the server tells of answers"),
+        ("quality", [*CACHED, *REFUSED, *CHECKED], 4, "answers to checked prompts"),
+        ("throughput", [*CACHED, *REFUSED, *CUT], 302, "tokens of a turn that we cut count too"),
+    ],
+)
+def test_a_rule_on_a_share_counts_the_turns_that_it_is_a_share_of(
+    metric: str, rows: list[TurnRecord], n: int, reason: str
+) -> None:
+    limit = Slo(metric=metric, at_least=0.0, min_samples=n)
+    enough = judged(limit, rows)
+    assert (enough.n, enough.verdict) == (n, PASS), reason
+    assert judged(msgspec.structs.replace(limit, min_samples=n + 1), rows).verdict is NO_DATA
+
+
+@given(st.lists(make.turns(), max_size=30))
+def test_a_share_is_so_many_of_the_turns_behind_it(rows: list[TurnRecord]) -> None:
+    for group in summarise(rows, make.facts()).groups:
+        for rate in ("error_share", "cancelled_share", "collapsed_share"):
+            n, value = turns_behind(rate, group), group.rates[rate]
+            assert (value is None) == (n == 0)
+            assert value is None or abs(value * n - round(value * n)) < 1e-9
 
 
 def test_a_rule_on_fewer_values_says_so() -> None:

@@ -296,6 +296,28 @@ def test_without_a_relative_rule_the_usual_figures_are_compared() -> None:
     assert share.name == "error_share at most 2 points worse than the baseline" and share.change == 0.0
 
 
+@pytest.mark.parametrize(
+    ("metric", "of_baseline", "verdict", "reason"),
+    [
+        ("collapsed_share", True, None, "saved before it was measured: what passed yesterday has to pass today"),
+        ("cache_share", True, None, "saved before the server told"),
+        ("collapsed_share", False, NO_DATA, "the baseline has it, and these runs do not: something went missing"),
+        ("cache_share", False, NO_DATA, "the server stopped to tell"),
+        ("ttft", True, NO_DATA, "a latency that only one side has is never passed over"),
+        ("throughput", False, NO_DATA, "nor is a rate"),
+    ],
+)
+def test_usual_figures_that_one_side_lacks(
+    metric: str, of_baseline: bool, verdict: Verdict | None, reason: str
+) -> None:
+    whole = side("base" if of_baseline else "new")
+    lacking = msgspec.structs.replace(whole, figures=tuple(one for one in whole.figures if one.metric != metric))
+    new, base = (side("new"), lacking) if of_baseline else (lacking, side("base"))
+    found = {rule.metric: rule.verdict for rule in against((), new, base).rules}
+    assert found.pop(metric, None) is verdict, reason
+    assert set(found.values()) == {PASS} and len(found) >= 5
+
+
 def test_a_metric_that_some_runs_lack_is_no_data_of_that_rule_alone() -> None:
     base = side("base")
     figures = tuple(

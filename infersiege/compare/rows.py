@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 from infersiege.compare.cuts import Cut
 from infersiege.compare.intervals import Estimate, of_mean, of_rate, of_share
 from infersiege.cost import money
+from infersiege.metrics.behind import turns_behind
 from infersiege.metrics.definitions import METRICS
-from infersiege.records import ErrorClass, StageResources
+from infersiege.records import StageResources
 from infersiege.report.numbers import ABSENT, number, share
 
 GIB = 2**30
@@ -122,22 +123,14 @@ def _by_second(metric: str, seconds: str) -> Range:
     return found
 
 
-def _errors(cut: Cut) -> Estimate | None:
-    if cut.group.rates.get("error_share") is None:
-        return None
-    return of_share(cut.group.counts.failed, cut.group.counts.ok + cut.group.counts.failed)
+def _of_turns(metric: str) -> Range:
+    """A share whose turns are counted."""
 
+    def found(cut: Cut) -> Estimate | None:
+        value, n = cut.group.rates.get(metric), turns_behind(metric, cut.group)
+        return None if value is None else of_share(round(value * n), n)
 
-def _checked(cut: Cut) -> Estimate | None:
-    """Of checked prompts."""
-    passed = cut.group.rates.get("quality")
-    return None if passed is None else of_share(round(passed * cut.group.checked), cut.group.checked)
-
-
-def _collapsed(cut: Cut) -> Estimate | None:
-    collapsed = cut.group.rates.get("collapsed_share")
-    ended = cut.group.counts.ok + cut.group.errors.get(ErrorClass.NO_OUTPUT.value, 0)
-    return None if collapsed is None else of_share(round(collapsed * ended), ended)
+    return found
 
 
 def _good(cut: Cut) -> Estimate | None:
@@ -193,10 +186,10 @@ ROWS: Sequence[Row] = (
     _rate("finished_rate", "Finished", _by_second("finished_rate", "finished")),
     _rate("goodput", "Goodput", _by_second("goodput", "good")),
     _rate("goodput_share", "Good share", _good),
-    _rate("error_share", "Error share", _errors),
+    _rate("error_share", "Error share", _of_turns("error_share")),
     _rate("cache_share", "Cache share"),
-    _rate("quality", "Quality", _checked),
-    _rate("collapsed_share", "Collapsed share", _collapsed),
+    _rate("quality", "Quality", _of_turns("quality")),
+    _rate("collapsed_share", "Collapsed share", _of_turns("collapsed_share")),
     _resource("gpu_memory_peak", "GPU memory peak", "GiB", _memory_gib, neutral=True),
     _resource("kv_use_peak", "KV use peak", "ratio", _peak("kv_use_peak"), ratio=True, neutral=True),
     _resource("energy_per_token", "Energy per token", "J", _energy_per_token),

@@ -12,6 +12,7 @@ import msgspec
 
 from infersiege.gate.change import Floor, floor_of
 from infersiege.gate.comparable import facts_of, unusable
+from infersiege.metrics.behind import turns_behind
 from infersiege.metrics.definitions import METRICS, STATS
 from infersiege.metrics.facts import Cut
 from infersiege.records import GroupSummary, Summary
@@ -195,6 +196,6 @@ def _figure(group: GroupSummary | None, metric: str, stat: str | None) -> tuple[
     if group is None:
         return None, None
     if stat is None:
-        return group.counts.started, group.rates.get(metric)
+        return turns_behind(metric, group), group.rates.get(metric)
     distribution = group.distributions.get(metric)
     return (0, None) if distribution is None else (distribution.n, getattr(distribution, stat))

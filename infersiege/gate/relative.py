@@ -27,12 +27,12 @@ USUAL: tuple[tuple[str, str | None], ...] = (
     ("e2e", "p50"),
     ("throughput", None),
     ("error_share", None),
-    ("cache_share", None),
-    ("goodput_share", None),
-    ("quality", None),
-    ("collapsed_share", None),
 )
 """What is compared of the whole run where the plan has no rule with relative_max, as far as some run has it."""
+
+WHERE_KNOWN = ("cache_share", "goodput_share", "quality", "collapsed_share")
+"""The same where the baseline has it. It may be from before its server told, or from before infersiege measured it: a
+gate that passed yesterday has to pass today. What the baseline has and the candidate lacks is no data."""
 
 COMPARABLE = "comparable with the baseline"
 
@@ -100,13 +100,14 @@ def _rules(slos: Sequence[Slo], candidate: Baseline, baseline: Baseline) -> list
     own = [slo for slo in slos if slo.relative_max is not None]
     if own:
         return own
-    usual = [
-        Slo(metric=metric, stat=stat, relative_max=RELEVANT_SHARE if is_share(metric) else RELEVANT)
-        for metric, stat in USUAL
-        if metric in METRICS
-    ]
+    usual = [_usual(metric, stat) for metric, stat in USUAL]
     known = [slo for slo in usual if any(_known(_figures(side, slo)) for side in (candidate, baseline))]
+    known += [slo for slo in map(_usual, WHERE_KNOWN) if _known(_figures(baseline, slo))]
     return known or usual[:1]
+
+
+def _usual(metric: str, stat: str | None = None) -> Slo:
+    return Slo(metric=metric, stat=stat, relative_max=RELEVANT_SHARE if is_share(metric) else RELEVANT)
 
 
 def _figures(side: Baseline, slo: Slo) -> Figures | None:

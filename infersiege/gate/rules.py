@@ -13,6 +13,7 @@ import msgspec
 
 from infersiege.errors import ExitCode, strongest
 from infersiege.gate.built_in import BASIC, checks_carried_out, outcome, validity
+from infersiege.metrics.behind import turns_behind
 from infersiege.metrics.definitions import METRICS, STATS, Metric, Stat
 from infersiege.metrics.facts import Cut, RequestLimit
 from infersiege.metrics.orders import enough
@@ -236,11 +237,7 @@ def _measured(metric: Metric, slo: Slo, group: GroupSummary) -> _Measured:
 
 
 def _measured_rate(metric: Metric, slo: Slo, group: GroupSummary) -> _Measured:
-    ended = group.counts.ok + group.counts.failed
-    n = ended if metric.name in _OF_ENDED else group.counts.started
-    if metric.name == "quality":
-        n = group.checked
-    needed = needed_for(slo)
+    n, needed = turns_behind(metric.name, group), needed_for(slo)
     value = group.rates.get(metric.name)
     if metric.name == "quality" and group.unscored:
         of_all = n + group.unscored
@@ -251,9 +248,6 @@ def _measured_rate(metric: Metric, slo: Slo, group: GroupSummary) -> _Measured:
         return _Measured(n, None, _WHY_NO_RATE.get(metric.name, "nothing measured"), needed=needed)
     return _Measured(n, value, f"{_with_unit(value, metric.unit)} over {n:,} turns", needed=needed)
 
-
-_OF_ENDED = frozenset({"error_share", "goodput", "goodput_share", "cache_share", "collapsed_share"})
-"""Rates over turns that ended by themselves; the others also see turns that are still open."""
 
 _WHY_NO_RATE = {
     "goodput": "goodput needs a limit for single turns: a rule with max on p90 or higher of ttft, tpot, e2e …",
