@@ -126,7 +126,6 @@ def test_two_who_only_look_never_meet(runs: Path) -> None:
 
 UNKNOWN = [
     (None, "no turns at all"),
-    (os.mkfifo, "a pipe, which nobody waits at"),
     (os.mkdir, "a folder"),
 ]
 
@@ -138,3 +137,12 @@ def test_what_can_not_be_told_refuses_nobody(tmp_path: Path, make: Callable[[Pat
     if make is not None:
         make(run / "turns.jsonl")
     assert not is_written(run) and open_finished(run).path == run, why
+
+
+def test_nobody_waits_at_a_pipe(tmp_path: Path) -> None:
+    run = write_side(tmp_path / "series", runs=1) / "run-1"
+    (run / "turns.jsonl").unlink()
+    os.mkfifo(run / "turns.jsonl")
+    assert not is_written(run)
+    with pytest.raises(RunDirectoryError, match=r"turns\.jsonl: is a named pipe, no file"):
+        open_finished(run)
