@@ -99,17 +99,6 @@ class Profile:
     launch_hint: str | None = None
     """How to start it so that a run shows the most."""
 
-    @property
-    def running_metric(self) -> str | None:
-        """Gauge of requests being worked on; 0 means idle."""
-        return self.metrics.get("running")
-
-    @property
-    def waiting_metric(self) -> str | None:
-        """Gauge of requests that wait; 0 means idle. Where it is a sum, its first term."""
-        name = self.metrics.get("waiting")
-        return name and name.partition(" + ")[0]
-
 
 PROFILES: dict[str, Profile] = {
     "vllm": Profile(
