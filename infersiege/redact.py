@@ -55,11 +55,7 @@ def api_key(channel: Channel, environ: Mapping[str, str]) -> str | None:
     if channel.api_key_file is None:
         return None if channel.from_file is None else _borrowed_key(channel.from_file)
     path = Path(channel.api_key_file).expanduser()
-    try:
-        text = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"{path}: the key file cannot be read: {reason}", hint="api_key_file names it") from None
+    text = _text_of(path, "key", "api_key_file names it").strip()
     if not text:
         raise UsageError(f"{path}: the key file is empty", hint="it must hold the key and nothing else")
     return fit_key(text, f"{path}: the key file")
@@ -75,16 +71,24 @@ def redis_password(access: RedisAccess, environ: Mapping[str, str]) -> str | Non
     if access.password_file is None:
         return None
     path = Path(access.password_file).expanduser()
-    try:
-        text = path.read_text(encoding="utf-8").strip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(
-            f"{path}: the password file cannot be read: {reason}", hint="password_file of [redis] names it"
-        ) from None
+    text = _text_of(path, "password", "password_file of [redis] names it").strip("\r\n")
     if not text:
         raise UsageError(f"{path}: the password file is empty", hint="it must hold the password and nothing else")
     return text
+
+
+def _text_of(path: Path, what: str, hint: str) -> str:
+    """Of a file with a secret, which each worker reads: a pipe would be empty for the second. Raises UsageError."""
+    from infersiege.traces.files.source import why_unreadable
+
+    reason = why_unreadable(path)
+    try:
+        if reason is None:
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = f"cannot be read: {why}"
+    raise UsageError(f"{path}: the {what} file {reason}", hint=hint)
 
 
 def _borrowed_key(from_file: str) -> str | None:

@@ -49,6 +49,13 @@ def with_fact(**facts: Any) -> Made:
     )
 
 
+def nested(deep: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(deep - 1):
+        made = [made]
+    return made
+
+
 def with_stage(**facts: Any) -> Made:
     def change(run: Path) -> None:
         stages = json.loads((run / "plan.json").read_text())["stages"]
@@ -78,6 +85,13 @@ DAMAGED: list[tuple[Made, str, str]] = [
     (with_stage(steady_ended_ns=2**63), "$.stages[0].steady_ended_ns: no run has a number", "more than 64 bits"),
     (with_stage(users=10**400), "$.stages[0].users: no run has a number of that size", "users beyond any float"),
     (with_stage(rate=1e300), "$.stages[0].rate: no run has a number of that size", "a rate beyond any count"),
+    (with_fact(plan={"labels": nested(150)}), "RUN/plan.json: nested too deeply", "deeper than any plan"),
+    (with_fact(plan={"labels": nested(500)}), "RUN/plan.json: nested too deeply", "deeper than Python looks"),
+    (
+        holding("plan.json", b'{"schema_version": 1, "plan": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+        "RUN/plan.json: maximum recursion depth exceeded",
+        "deeper than a decoder goes",
+    ),
 ]
 READERS: list[list[str]] = [
     ["gate", "RUN"],
@@ -137,6 +151,7 @@ def test_damaged_runs_are_told_by_whoever_reads_them(
 
 
 LONG = "n" * 300
+PLANNED = (["run", "--repeats", "2"], ["doctor"], ["capacity"], ["sweep"])
 CONFUSED: list[tuple[list[str], str, str]] = [
     # Names: of nothing, of something else, of what no file can have.
     *(
@@ -169,6 +184,9 @@ CONFUSED: list[tuple[list[str], str, str]] = [
     (["baseline", "show", ""], "the name is empty", "show this folder"),
     (["run", ""], "the name is empty", "run this folder"),
     (["run", "plan.toml", "--out", ""], "the name is empty", "run into this folder"),
+    # Plans that come from nowhere. A pipe is refused at once, also by whoever looks for its `repeats` first.
+    *(([*words, "pipe"], "pipe: the plan is a pipe, not a file", "a pipe") for words in PLANNED),
+    *(([*words, "-"], "-: the plan cannot be read: No such file or directory", "standard input") for words in PLANNED),
     # Options that mean nothing without others, or exclude each other.
     (["run", "plan.toml", "--allow", "gpu"], "--allow means nothing without --against and --gate", "alone"),
     (["run", "plan.toml", "--allow", "gpu", "--gate"], "--allow means nothing without --against", "nothing to differ"),

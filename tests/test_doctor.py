@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -427,6 +428,9 @@ def test_a_name_that_is_not_found() -> None:
 def test_a_key_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="key file cannot be read"):
         preflight(plan_for(1, api_key_file=str(tmp_path / "none")), environ={})
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="key file is a pipe, not a file"):
+        preflight(plan_for(1, api_key_file=str(tmp_path / "pipe")), environ={})
 
 
 def test_cl_08_a_server_that_repeats_the_key_does_not_get_it_into_a_message() -> None:

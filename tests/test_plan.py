@@ -803,6 +803,8 @@ def test_a_key_file_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
         (b'[run]\nname = """x', "plan.toml:2: "),
         (b"[run]\nseed = " + b"9" * 5000, "plan.toml: "),
         (b"a = " + b"[" * 5000, "plan.toml"),
+        (b"a = " + b"[" * 120 + b"]" * 120, "plan.toml: nested too deeply"),
+        (b"[a" + b".a" * 5000 + b"]", "plan.toml: nested too deeply"),
         (b"#" * (5 << 20), "larger than 4 MiB"),
     ],
 )
@@ -833,6 +835,10 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     assert faults_of(plan) == [
         f"plan.toml:6: channel.local.ca: loop cannot be read: {os.strerror(errno.ELOOP)}",
         "plan.toml:9: workload.0.trace: pipe is a pipe, not a file",
+    ]
+    with_items = write(tmp_path, f'{GOOD}\n[quality]\nfile = "pipe"\n')
+    assert [fault.partition(": ")[2] for fault in faults_of(with_items)] == [
+        "quality.file: pipe: is a pipe, not a file; quality.file names it"
     ]
     link = tmp_path / "link.toml"
     link.symlink_to(write(tmp_path, GOOD))

@@ -88,6 +88,21 @@ def test_how_many_runs_are_asked_for(
     assert asked_repeats(plan, overrides) == repeats
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_asked_how_many_runs_it_wants(tmp_path: Path) -> None:
+    """Nor is what comes through it taken away from who loads the plan, and says that it is no file."""
+    pipe, text = tmp_path / "pipe", b"[run]\nrepeats = 3"
+    os.mkfifo(pipe)
+    assert asked_repeats(pipe, ()) == 1, "nobody writes into it: whoever opens it waits"
+    both_ends = os.open(pipe, os.O_RDWR)
+    try:
+        os.write(both_ends, text)
+        assert asked_repeats(pipe, ()) == 1
+        assert os.read(both_ends, 100) == text
+    finally:
+        os.close(both_ends)
+
+
 def test_runs_in_a_folder_are_in_order_of_number(tmp_path: Path) -> None:
     for name in ("run-10", "run-2", "run-1", "discarded/1-run-3", "against/run-1"):
         (tmp_path / name).mkdir(parents=True)

@@ -54,11 +54,13 @@ class RunAsked:
 def asked_repeats(plan: Path, overrides: Sequence[str]) -> int:
     """How many runs the plan asks for; 1 where that can't be told.
 
-    It is read before anything is imported that must be patched first; loading the plan later tells of its faults.
+    It is read before anything is imported that must be patched first; loading the plan later tells of its faults. What
+    is no file is left to that, too: a pipe would be waited for, and be empty then.
     """
     asked: Any = None
     with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
-        asked = tomllib.loads(plan.read_text(encoding="utf-8-sig")).get("run", {}).get("repeats")
+        if plan.is_file():
+            asked = tomllib.loads(plan.read_text(encoding="utf-8-sig")).get("run", {}).get("repeats")
     for key, _, text in (override.partition("=") for override in overrides):
         if key.strip() == "run.repeats":
             asked = int(text) if text.strip().isdecimal() else None

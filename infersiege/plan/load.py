@@ -15,6 +15,7 @@ import msgspec
 
 from infersiege.errors import InternalError, PlanError, UsageError
 from infersiege.plan.borrowed import borrow, without_folder
+from infersiege.plan.bounds import DEEPEST, deeper_than
 from infersiege.plan.checks import check
 from infersiege.plan.convert import convert
 from infersiege.plan.defaults import fill
@@ -50,6 +51,8 @@ def load_plan(
     raw = _parse(path, text)
     places = positions(text)
     parsed, wrong = _apply(raw, places, overrides)
+    if deeper_than(DEEPEST, raw):
+        raise _too_deep(path)
     faults = Faults(str(path), places, parsed)
     for place, message in wrong:
         faults.add_override(place, message)
@@ -132,12 +135,16 @@ def _read(path: Path) -> str:
     try:
         size = path.stat().st_size
         if not path.is_dir() and (reason := why_unreadable(path)):
-            raise UsageError(f"{path}: the plan {reason}", hint="save it to a file first")
+            raise UsageError(
+                f"{path}: the plan {reason}", hint="a plan is read more than once: save it to a file and name that"
+            )
         if size > _LARGEST_FILE:
             raise UsageError(f"{path}: larger than 4 MiB", hint="a plan is a small TOML file; traces go into `trace`")
         data = path.read_bytes()
     except OSError as error:
-        if isinstance(error, FileNotFoundError):
+        if path == Path("-"):
+            hint = "standard input is not read: save the plan to a file and name that"
+        elif isinstance(error, FileNotFoundError):
             hint = "examples/plans/ has plans to start from"
         elif isinstance(error, IsADirectoryError):
             hint = "name the plan file inside it"
@@ -156,7 +163,7 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise PlanError(f"{path}: nested too deeply") from None
+        raise _too_deep(path) from None
     except ValueError as error:  # TOMLDecodeError, and what int() and datetime raise
         message = str(error)
         place = re.search(r" \(at line (\d+), column (\d+)\)$", message)
@@ -173,6 +180,10 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
             faults=(fault,),
             hint='text needs quotes ("5m"), tables are [name], lists of tables [[name]]',
         ) from None
+
+
+def _too_deep(path: Path) -> PlanError:
+    return PlanError(f"{path}: nested too deeply", hint=f"at most {DEEPEST} tables and lists may be in one another")
 
 
 def _apply(

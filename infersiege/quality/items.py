@@ -144,6 +144,11 @@ def _builtin(name: str) -> bytes:
 
 
 def _bytes(path: Path) -> bytes:
+    from infersiege.traces.files.source import why_unreadable
+
+    reason = why_unreadable(path)
+    if reason is not None:
+        raise TraceError(f"{path}: {reason}", hint="quality.file names it")
     try:
         if path.stat().st_size > MOST_BYTES:
             raise TraceError(f"{path}: larger than {MOST_BYTES >> 20} MiB, for a file of prompts and checks")

@@ -48,7 +48,7 @@ from infersiege.rundir.names import (
     WINDOWS,
     default_path,
 )
-from infersiege.rundir.planfile import PlanFile, first_too_large
+from infersiege.rundir.planfile import PlanFile, impossible
 from infersiege.rundir.rows import UNREADABLE, LeftOut, OnBad, decoded
 
 T = TypeVar("T")
@@ -269,10 +269,10 @@ class RunDirectory:
     # ------------------------------------------------------------------------------------------------------- reading
 
     def read_plan(self) -> PlanFile:
-        """Raises RunDirectoryError (missing, unreadable, newer schema, a number that no run has)."""
+        """Raises RunDirectoryError (missing, unreadable, newer schema, what no run has)."""
         file = self._read(PLAN, PlanFile)
-        if (place := first_too_large(msgspec.to_builtins(file))) is not None:
-            raise self._broken(PLAN, ValueError(f"{place}: no run has a number of that size"))
+        if (why := impossible(file)) is not None:
+            raise self._broken(PLAN, ValueError(why))
         return file
 
     def read_summary(self) -> Summary:
@@ -292,7 +292,7 @@ class RunDirectory:
         """Every turn of the run, in file order, one at a time (a run may have millions).
 
         A last line that a crash left torn is left out; `on_torn` gets one sentence with its line number. So is any
-        other line that holds no turn, and counted in `left_out`; with `span` (the time of the run) also one that holds
+        other line that holds no turn, and counted in `left_out`; with `span` (`PlanFile.span`) also one that holds
         what no turn of it can have, such as a negative count or an instant of another year. Raises RunDirectoryError
         when the file can't be read.
         """

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from infersiege.errors import RunDirectoryError
+from infersiege.plan.bounds import DEEPEST, deeper_than
 from infersiege.plan.schema import Plan
 from infersiege.records import (
     SCHEMA_VERSION,
@@ -21,6 +22,7 @@ from infersiege.records import (
     WorkerSummary,
     WrittenPrompts,
 )
+from infersiege.rundir.damage import Span, span_of_run
 from infersiege.rundir.names import PLAN, run_stem
 
 
@@ -144,6 +146,11 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
         return f"{run_stem(self.name, self.created_ns)}-{self.run_id}"
 
     @property
+    def span(self) -> Span:
+        """When its rows may be, for `RunDirectory.read_turns`: others were damaged."""
+        return span_of_run(self.created_ns, self.ended_ns)
+
+    @property
     def emulated(self) -> bool:
         """Some target was infersiege's own emulator."""
         return any(channel.emulated for channel in self.channels.values())
@@ -164,6 +171,22 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
 LARGEST = 2**63
 """Instants, counts and seeds are below it; what is computed of them fits."""
+
+
+def impossible(file: PlanFile) -> str | None:
+    """What a run can't have written into plan.json, as one sentence; None: nothing that this looks at."""
+    try:
+        values = msgspec.to_builtins(file)
+    except RecursionError:
+        return _TOO_DEEP
+    # The plan is a few tables below the top of the file.
+    if deeper_than(DEEPEST + 10, values):
+        return _TOO_DEEP
+    place = first_too_large(values)
+    return None if place is None else f"{place}: no run has a number of that size"
+
+
+_TOO_DEEP = "nested too deeply: no plan is"
 
 
 def first_too_large(value: object, place: str = "$") -> str | None:
