@@ -140,12 +140,28 @@ def test_rows_of_two_segments_are_never_glued(
         assert intake.rows_of["w"] == 2 + (rows if "w" not in intake.refused else 0)
 
 
+NO_TURNS = [
+    b"{}",
+    b"\xff",
+    encode(msgspec.structs.replace(record("a", 2), due_ns=4_000_000_000 * 10**9)),
+    encode(msgspec.structs.replace(record("a", 3), output_tokens=-1)),
+]
+"""What is no row, and rows that a report leaves out: of another century, and with what no turn can have."""
+
+
+def with_damage() -> Segment:
+    """Two turns, and between them what is none."""
+    rows = [*lines_of([("a", 0)]).splitlines(), *NO_TURNS, *lines_of([("a", 1)]).splitlines()]
+    data = b"".join(row + b"\n" for row in rows)
+    return Segment(worker="w", sequence=0, rows=len(rows), data=zlib.compress(data))
+
+
 def test_rows_that_are_none_are_no_closed_turns(run: RunDirectory) -> None:
-    """Neither those on disk nor those that wait; the turns beside them are."""
+    """Else the turn would have no record: no figure has these, and nobody would write another one."""
     intake = Intake(run)
-    data = lines_of([("a", 0)]) + b"{}\n\xff\n" + lines_of([("a", 1)])
-    intake.take(Segment(worker="w", sequence=0, rows=4, data=zlib.compress(data)), lambda: None)
+    intake.take(with_damage(), lambda: None)
     assert intake.closed_turns(["w"]) == {"w": {("a", 0), ("a", 1)}}
+    assert len(list(run.read_turns())) == 4 and len(list(run.read_turns(span=run.read_plan().span))) == 2
 
 
 def test_a_leftover_that_came_by_message_is_not_written_again(run: RunDirectory) -> None:
@@ -214,6 +230,15 @@ def test_a_full_disk_makes_rows_wait_and_room_writes_them_once_in_order(disk: Pa
         intake.take(sent[2], acks.of(sent[2]))
         assert acks.seen[-1] == 2 and len(written(run)) == 81
         assert intake.rows_of == {"w": 80}
+
+
+def test_rows_that_are_none_are_no_closed_turns_while_they_wait(disk: Path) -> None:
+    with run_in(disk / "run") as run:
+        intake = Intake(run)
+        with full(disk):
+            intake.take(with_damage(), lambda: None)
+            assert intake.unwritten_rows == 6
+            assert intake.closed_turns(["w"]) == {"w": {("a", 0), ("a", 1)}}
 
 
 def test_the_next_segment_brings_what_waited_along(disk: Path) -> None:

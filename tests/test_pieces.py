@@ -32,7 +32,8 @@ from infersiege.report.collect import Collected
 from infersiege.report.details import RANKED, Details
 from infersiege.report.html import render
 from infersiege.report.pieces import observe_in_pieces
-from infersiege.rundir import TURNS, RunDirectory, span_of_run
+from infersiege.rundir import TURNS, RunDirectory
+from infersiege.rundir.damage import span_of_run
 from infersiege.rundir.pieces import OddError, Piece, batches_of, pieces_of
 
 LIMITS = (RequestLimit(metric="ttft", at_most=200.0), RequestLimit(metric="tpot", at_most=300.0))

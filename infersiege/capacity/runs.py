@@ -20,7 +20,7 @@ from infersiege.plan import Slo
 from infersiege.plan.values import format_duration
 from infersiege.report.load_curve import point_of
 from infersiege.report.numbers import printable
-from infersiege.rundir import PlanFile, RunDirectory, slug, span_of_run
+from infersiege.rundir import PlanFile, RunDirectory, slug
 from infersiege.telemetry.idle import EnginePage
 
 
@@ -136,7 +136,7 @@ def _judged(probe: Probe, path: Path, log: Path, slos: Sequence[Slo]) -> Ran:
         raise why_not_begun(probe.directory, probe.exit_code, log, error) from None
     if probe.exit_code == ExitCode.INTERNAL or summary.internal_faults:
         raise InternalError(f"{path}: the run ended with code {probe.exit_code}: {last_error(log) or f'see {log}'}")
-    turns = partial(run.read_turns, span=span_of_run(file.created_ns, file.ended_ns))
+    turns = partial(run.read_turns, span=file.span)
     found = judge_probe(summary, slos, turns)
     longer_ns = None
     if found.factor is not None:

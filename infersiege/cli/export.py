@@ -56,10 +56,9 @@ def export(run: Path, parquet: Path | None, csv: Path | None, force: bool) -> No
 
 
 def _batches(run: RunDirectory, plan: PlanFile) -> Iterator[Batch]:
-    from infersiege.rundir import LeftOut, span_of_run
+    from infersiege.rundir import LeftOut
 
     torn, left_out = list[str](), LeftOut()
-    span = span_of_run(plan.created_ns, plan.ended_ns)
-    yield from run.read_turn_batches(torn.append, span=span, left_out=left_out)
+    yield from run.read_turn_batches(torn.append, span=plan.span, left_out=left_out)
     for text in (*torn, *left_out.reasons):
         click.echo(f"warning: {escaped(text)}", err=True)

@@ -31,7 +31,7 @@ from infersiege.report.details import Details
 from infersiege.report.html import render
 from infersiege.report.pieces import observe, observe_in_pieces
 from infersiege.report.words import ENGLISH, Words
-from infersiege.rundir import SERIES, TURNS, LeftOut, PlanFile, RunDirectory, StageFacts, StreamFacts, span_of_run
+from infersiege.rundir import SERIES, TURNS, LeftOut, PlanFile, RunDirectory, StageFacts, StreamFacts
 from infersiege.schedule import SECOND_NS, expected
 
 SERIES_AROUND_NS = 30 * 1_000_000_000
@@ -216,9 +216,8 @@ def _observe(
     processes: int | None = None,
 ) -> None:
     """Show all turns to observers that have seen none. Arguments and errors as those of `read_turn_batches`."""
-    span = span_of_run(file.created_ns, file.ended_ns)
-    if not observe_in_pieces(run.path / TURNS, span, observers, processes=processes):
-        observe(run.read_turn_batches(on_torn, span=span, left_out=left_out), observers)
+    if not observe_in_pieces(run.path / TURNS, file.span, observers, processes=processes):
+        observe(run.read_turn_batches(on_torn, span=file.span, left_out=left_out), observers)
 
 
 def _when(run: RunDirectory, file: PlanFile) -> tuple[int, int]:

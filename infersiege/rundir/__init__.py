@@ -4,7 +4,7 @@ One writer, the master of the run; everybody else reads. Rows are appended whole
 the file ends with a whole row, and only a crash can leave a torn last line.
 """
 
-from infersiege.rundir.damage import INSTANTS, span_of_run
+from infersiege.rundir.damage import INSTANTS
 from infersiege.rundir.directory import RunDirectory
 from infersiege.rundir.names import (
     ENGINE_SERIES,
@@ -50,5 +50,4 @@ __all__ = [
     "StreamFacts",
     "default_path",
     "slug",
-    "span_of_run",
 ]

@@ -16,7 +16,7 @@ import gevent
 from infersiege.errors import InfersiegeError
 from infersiege.plan.schema import Telemetry
 from infersiege.report.rebuild import Rebuilt
-from infersiege.rundir import PlanFile, RunDirectory, span_of_run
+from infersiege.rundir import PlanFile, RunDirectory
 from infersiege.telemetry.fetch import NoInfluxqlError, await_points, fetch
 from infersiege.telemetry.local import LocalAgents
 from infersiege.telemetry.publisher import Publisher
@@ -114,7 +114,7 @@ class HandOver:
         publisher = self._publisher
         left_s = max(self.left_s, 0.0 if self.hurried else LEAST_PATIENCE_S)
         ends = self._clock() + left_s
-        turns = partial(run.read_turns, span=span_of_run(found.plan.created_ns, found.plan.ended_ns))
+        turns = partial(run.read_turns, span=found.plan.span)
         publisher.finish(found, turns, within_s=FINISH_SHARE * left_s)
         account = publisher.close(max(0.0, ends - self._clock()))
         return told(found, (*publisher.warnings, *publisher.losses), account)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from infersiege.errors import DiskError
 from infersiege.records import Segment, TurnRecord
 from infersiege.rundir import UNREADABLE, RunDirectory
+from infersiege.rundir.damage import Span, damage_of
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(TurnRecord).decode
@@ -142,21 +144,26 @@ class Intake:
     def closed_turns(self, workers: Collection[str]) -> dict[str, set[tuple[str, int]]]:
         """By worker, (session, turn) of every record of some workers, written or waiting. Reads the run's turns once.
 
-        Raises RunDirectoryError when they can't be read.
+        Rows that hold no turn of the run are none: no figure will have them. Raises RunDirectoryError when the turns
+        or plan.json can't be read.
         """
         closed: dict[str, set[tuple[str, int]]] = {worker: set() for worker in workers}
         if not closed:
             return closed
-        for row in self.run.read_turns():
+        span = self.run.read_plan().span
+        for row in chain(self.run.read_turns(span=span), self._waiting(span)):
             if row.worker in closed:
                 closed[row.worker].add((row.session_id, row.turn))
+        return closed
+
+    def _waiting(self, span: Span) -> Iterator[TurnRecord]:
+        """As `read_turns`, of rows that are not written yet."""
         for _, lines in self._unwritten:
             for line in lines.splitlines():
                 with suppress(*UNREADABLE):
                     row = _decode(line)
-                    if row.worker in closed:
-                        closed[row.worker].add((row.session_id, row.turn))
-        return closed
+                    if damage_of(row, span) is None:
+                        yield row
 
     def rescue(self) -> RunDirectory:
         """Move the run to where there is room: a copy of its directory with all rows, those that wait included.

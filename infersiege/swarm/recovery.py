@@ -82,7 +82,7 @@ def recover(
             f"{run.path}` shows what had come home",
         )
     tally = Tally()
-    for row in run.read_turns():
+    for row in run.read_turns(span=file.span):
         tally.add(row)
     missing = missing_workers(run, file, leftovers, tally)
     _check(run, file, leftovers, () if partial else missing)

@@ -279,7 +279,7 @@ class Campaign:
         run, invalid = self._run, []
         end = self._hand_over()
         died = any(not worker.alive for worker in result.fleet.workers.values())
-        claimed = self._claims.remarks(run.read_turns(), all_plays(result, self._lost), died=died)
+        claimed = self._claims.remarks(run.read_turns(span=self._file.span), all_plays(result, self._lost), died=died)
         invalid.extend(claimed.invalid)
         warnings = (*self._file.warnings, *end.stop_agents(), *claimed.warnings)
         self._file = msgspec.structs.replace(self._file, warnings=warnings)

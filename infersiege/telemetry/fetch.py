@@ -17,7 +17,7 @@ from infersiege_agents.measurements import ENGINE, GPU, GPU_HOST, Measurement
 
 from infersiege.errors import TargetError, UsageError
 from infersiege.records import SeriesRow
-from infersiege.rundir import ENGINE_SERIES, GPU_SERIES, PlanFile, RunDirectory, span_of_run
+from infersiege.rundir import ENGINE_SERIES, GPU_SERIES, PlanFile, RunDirectory
 
 SECOND_NS: Final = 1_000_000_000
 MARGIN_NS: Final = 5 * SECOND_NS
@@ -188,7 +188,7 @@ def _span(run: RunDirectory, plan: PlanFile) -> tuple[int, int]:
         )
     ended_ns = plan.ended_ns
     if ended_ns is None:
-        turns = run.read_turns(span=span_of_run(plan.created_ns, None))
+        turns = run.read_turns(span=plan.span)
         ends = (turn.closed_ns for turn in turns if turn.closed_ns is not None)
         ended_ns = max(ends, default=plan.started_ns)
     return plan.started_ns - MARGIN_NS, max(ended_ns, plan.started_ns) + MARGIN_NS

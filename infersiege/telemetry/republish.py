@@ -12,7 +12,7 @@ from infersiege_agents.influx.writer import DurableWriter
 
 from infersiege.errors import UsageError
 from infersiege.report.rebuild import Rebuilt
-from infersiege.rundir import RunDirectory, span_of_run
+from infersiege.rundir import RunDirectory
 from infersiege.telemetry.crossed import groups_of, pairs_of, uncounted
 from infersiege.telemetry.points import cut_points, run_points
 
@@ -26,7 +26,7 @@ def write_again(run: RunDirectory, found: Rebuilt, target: Target, environ: Mapp
     Raises UsageError when the spool can't be used.
     """
     pairs = pairs_of(found.windows)
-    turns = run.read_turns(span=span_of_run(found.plan.created_ns, found.plan.ended_ns))
+    turns = run.read_turns(span=found.plan.span)
     groups = groups_of(turns, found, uncounted(found.summary, pairs))
     plan = found.plan.typed_plan()
     spool = Path(plan.telemetry.spool) if plan.telemetry.spool else spool_directory(environ)
