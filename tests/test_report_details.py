@@ -7,6 +7,7 @@ import random
 import re
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from infersiege.report.collect import collect
 from infersiege.report.details import EXAMPLES, RANKED, SHORTEST, SLOWEST, Details, length_bounds
 from infersiege.report.health_charts import WORKERS_AT_MOST, HealthSeries
 from infersiege.report.slow_html import PHASES, WIDTH, slowest_html, spans_ms, timeline
+from infersiege.report.slowest import candidates, keep
 from infersiege.report.words import ENGLISH
 
 
@@ -61,6 +63,20 @@ def test_the_slowest_are_the_slowest(sample: list[TurnRecord], metric: str) -> N
         row = by_id[one.request_id]
         assert (one.worker, one.session_id, one.instants_ns[0]) == (row.worker, row.session_id, row.due_ns)
         assert one.ttft_ns == METRICS["ttft"].per_turn(row) and one.e2e_ns == METRICS["e2e"].per_turn(row)  # type: ignore[misc]
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=12), max_size=5), st.integers(1, 4))
+def test_the_largest_of_all_batches_are_kept(drawn: list[list[tuple[int, bool]]], most: int) -> None:
+    """Many are as large as others: then what comes after the value decides, wherever the batches were cut."""
+    heap: list[tuple[int, int]] = []
+    every: list[tuple[int, int]] = []
+    for batch in drawn:
+        values = np.array([value for value, _ in batch], dtype=np.int64)
+        named = [(value, len(every) + place) for place, (value, _) in enumerate(batch)]
+        for place in candidates(values, np.array([told for _, told in batch], dtype=np.bool_), most).tolist():
+            keep(heap, named[place], most)
+        every += [one if told else (-1, one[1]) for one, (_, told) in zip(named, batch, strict=True)]
+    assert sorted(heap, reverse=True) == sorted((one for one in every if one[0] >= 0), reverse=True)[:most]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

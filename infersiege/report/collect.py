@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from infersiege.metrics.parts import Part, parts
 from infersiege.records import Outcome, TurnRecord
 from infersiege.redact import scrub
 from infersiege.report.numbers import SECOND_NS
+from infersiege.report.slowest import candidates, keep
 
 SLOWEST = 12
 TURN_NUMBERS = 24
@@ -137,7 +137,7 @@ class Collected(msgspec.Struct, kw_only=True):
         for place, row in other.by_turn.items():
             self.by_turn.setdefault(place, ByTurn()).merge(row)
         for slow in other._heap:
-            _keep(self._heap, slow)
+            keep(self._heap, slow, SLOWEST)
 
 
 _TOKEN_STEPS = 1 << 20
@@ -219,13 +219,8 @@ def _by_turn(made: Collected, scenario: str, part: Part, shown: Mask) -> None:
 def _keep_slowest(heap: list[Slow], batch: Batch, shown: Mask) -> None:
     found = values_of(batch, METRICS["e2e"])
     e2e_ns = in_whole_ns(found)
-    places = np.flatnonzero(shown & found.given)
-    if places.size > SLOWEST:
-        # All that are as slow as the last of the slowest: of equals, their names decide.
-        least_ns = np.partition(e2e_ns[places], -SLOWEST)[-SLOWEST]
-        places = places[e2e_ns[places] >= least_ns]
     ttft = values_of(batch, METRICS["ttft"])
-    for place in places.tolist():
+    for place in candidates(e2e_ns, shown & found.given, SLOWEST).tolist():
         turn = batch.turns[place]
         slow = Slow(
             int(e2e_ns[place]),
@@ -240,11 +235,4 @@ def _keep_slowest(heap: list[Slow], batch: Batch, shown: Mask) -> None:
             turn.output_tokens,
             turn.finish_reason,
         )
-        _keep(heap, slow)
-
-
-def _keep(heap: list[Slow], slow: Slow) -> None:
-    if len(heap) < SLOWEST:
-        heapq.heappush(heap, slow)
-    elif slow > heap[0]:
-        heapq.heapreplace(heap, slow)
+        keep(heap, slow, SLOWEST)

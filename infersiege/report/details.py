@@ -6,7 +6,6 @@ errors, and what each worker told about itself second by second.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from infersiege.quality.collapse import COLLAPSE_FLAGS
 from infersiege.records import ClientHealth, Outcome, Phase, TurnRecord
 from infersiege.redact import scrub
 from infersiege.report.numbers import SECOND_NS
+from infersiege.report.slowest import candidates, keep
 
 SLOWEST = 20
 """Turns that are shown with their timeline, by each of `RANKED`."""
@@ -161,7 +161,7 @@ class Details(msgspec.Struct, kw_only=True):
             mine_of += collapsed[: EXAMPLES - len(mine_of)]
         for metric, slow in other._heaps.items():
             for one in slow:
-                _keep(self._heaps.setdefault(metric, []), one)
+                keep(self._heaps.setdefault(metric, []), one, SLOWEST)
 
 
 def length_bounds(place: int) -> tuple[int, int]:
@@ -238,24 +238,13 @@ def _keep_slowest(heap: list[SlowTurn], batch: Batch, shown: Mask, metric: str) 
     found = {name: values_of(batch, METRICS[name]) for name in RANKED}
     whole = {name: in_whole_ns(values) for name, values in found.items()}
     by = whole[metric]
-    places = np.flatnonzero(shown & found[metric].given)
-    if places.size > SLOWEST:
-        # All that are as slow as the last of the slowest: of equals, their names decide.
-        least_ns = np.partition(by[places], -SLOWEST)[-SLOWEST]
-        places = places[by[places] >= least_ns]
+    places = candidates(by, shown & found[metric].given, SLOWEST)
     if len(heap) == SLOWEST:
         places = places[by[places] >= heap[0].value_ns]
     for place in places.tolist():
         ttft_ns, e2e_ns = (int(whole[name][place]) if found[name].given[place] else None for name in RANKED)
         slow = _slow_turn(int(by[place]), batch.turns[place], ttft_ns, e2e_ns)
-        _keep(heap, slow)
-
-
-def _keep(heap: list[SlowTurn], slow: SlowTurn) -> None:
-    if len(heap) < SLOWEST:
-        heapq.heappush(heap, slow)
-    elif slow > heap[0]:
-        heapq.heapreplace(heap, slow)
+        keep(heap, slow, SLOWEST)
 
 
 def _slow_turn(value_ns: int, turn: TurnRecord, ttft_ns: int | None, e2e_ns: int | None) -> SlowTurn:

@@ -43,20 +43,26 @@ def _classes(collected: Collected, summary: Summary, say: Words) -> str:
 def _examples(details: Details, start_ns: int, say: Words) -> str:
     rows = []
     for name, found in sorted(details.examples.items()):
-        rows += [_example(name, one, start_ns, say) for one in found]
+        rows += [
+            [english(text(name), say), count(one.http_status), *cells_of_example(one, start_ns, say)] for one in found
+        ]
     if not rows:
         return ""
-    columns = [(say("Class"), "", False), ("HTTP", say("status"), True), (say("Ended"), say("s since start"), True)]
-    columns += [(say("Where"), "", False), ("x-request-id", "", False), (say("Detail, redacted"), "", False)]
+    columns = [(say("Class"), "", False), ("HTTP", say("status"), True), *example_columns(say("Detail, redacted"), say)]
     return table(say("Examples of errors: the first turns of each class whose details differ"), columns, rows)
 
 
-def _example(name: str, one: ErrorExample, start_ns: int, say: Words) -> list[str]:
+def example_columns(detail: str, say: Words) -> list[tuple[str, str, bool]]:
+    """Heads of `cells_of_example`."""
+    columns = [(say("Ended"), say("s since start"), True), (say("Where"), "", False), ("x-request-id", "", False)]
+    return [*columns, (detail, "", False)]
+
+
+def cells_of_example(one: ErrorExample, start_ns: int, say: Words) -> list[str]:
+    """When it ended, where, its x-request-id and its detail."""
     where = one.channel if one.replica is None else f"{one.channel} · {one.replica}"
     turn = say("turn {n}", n=one.turn + 1)
     return [
-        english(text(name), say),
-        count(one.http_status),
         number((one.at_ns - start_ns) / SECOND_NS),
         text(f"{where} · {one.scenario} {turn}"),
         f"<code>{text(one.request_id)}</code>",

@@ -12,10 +12,11 @@ from infersiege.quality.kept import LONGEST_KEPT
 from infersiege.records import AnswerExample, AnswerHealth, QualityShare, Summary, Unscored, WrongAnswers
 from infersiege.redact import scrub
 from infersiege.report.charts import PALETTE, Chart, bar_gap, error_bars, layout_of, legend_name
-from infersiege.report.details import Details, ErrorExample
+from infersiege.report.details import Details
+from infersiege.report.errors_html import cells_of_example, example_columns
 from infersiege.report.fitting import plain_table
 from infersiege.report.markup import english, grid, table, text
-from infersiege.report.numbers import SECOND_NS, count, number, printable, share
+from infersiege.report.numbers import count, printable, share
 from infersiege.report.said import asked, cut, said
 from infersiege.report.words import ENGLISH, Words
 
@@ -215,27 +216,16 @@ def _examples(details: Details, start_ns: int, say: Words) -> str:
     """Ids by which they are found in turns.jsonl and in the server's log; the texts are kept nowhere."""
     titles = dict(zip(_CASES, _TITLES, strict=True))
     rows = [
-        _example(say(titles[flag]), one, start_ns, say) for flag in _CASES for one in details.collapsed.get(flag, ())
+        [text(say(titles[flag])), *cells_of_example(one, start_ns, say)]
+        for flag in _CASES
+        for one in details.collapsed.get(flag, ())
     ]
     if not rows:
         return ""
-    columns = [("", "", False), (say("Ended"), say("s since start"), True), (say("Where"), "", False)]
-    columns += [("x-request-id", "", False), (say("How it ended"), "", False)]
+    columns = [("", "", False), *example_columns(say("How it ended"), say)]
     return table(
         say("Examples: the first turns of each kind; turns that were empty are among the errors"), columns, rows
     )
-
-
-def _example(kind: str, one: ErrorExample, start_ns: int, say: Words) -> list[str]:
-    where = one.channel if one.replica is None else f"{one.channel} · {one.replica}"
-    turn = say("turn {n}", n=one.turn + 1)
-    return [
-        text(kind),
-        number((one.at_ns - start_ns) / SECOND_NS),
-        text(f"{where} · {one.scenario} {turn}"),
-        f"<code>{text(one.request_id)}</code>",
-        english(text(one.detail), say),
-    ]
 
 
 def _unscored(broken: Unscored, scored: int, say: Words) -> str:
