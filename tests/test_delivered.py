@@ -17,7 +17,7 @@ from infersiege.metrics.summary import summarise
 from infersiege.metrics.windows import windows
 from infersiege.plan.load_schema import Load, Sine, Stage
 from infersiege.plan.schema import Channel, Plan, Run, Workload
-from infersiege.records import Phase, Reason, Summary, TurnRecord
+from infersiege.records import Phase, Reason, Summary, TurnRecord, WorkerSummary
 from infersiege.report.delivered import TITLE
 from infersiege.report.latency import DUE_TITLE
 from infersiege.report.rebuild import run_facts
@@ -81,6 +81,41 @@ def test_ls_07_open_turns_of_a_larger_stage_are_named_as_the_reason() -> None:
 
 
 THIRD = SteadyWindow(stage="again", start_ns=T0 + 20 * SECOND, end_ns=T0 + 30 * SECOND)
+
+STOPPED = [
+    (12, "turns of wa, lost meanwhile, went on beside those of the workers that had its users", "in this stage"),
+    (2, "turns of wa, lost meanwhile, went on beside", "before it: what was open then may be so still"),
+    (21, "this is a fault of infersiege", "later than this stage"),
+    (None, "this is a fault of infersiege", "never"),
+]
+"""(when the worker was lost, what is said, why)."""
+
+
+@pytest.mark.parametrize(("lost_s", "said", "why"), STOPPED, ids=[why for *_, why in STOPPED])
+def test_turns_of_a_worker_that_stood_still_are_no_fault_of_ours(lost_s: int | None, said: str, why: str) -> None:
+    """Two turns are open for all of the second stage, beside the four users whom others have."""
+    loads = tuple(AskedLoad(mode="closed", stage=window.stage, users=4) for window in TWO)
+    held = [make.streamed(10_000, [10_100, 19_990], stage="low", worker="wa") for _ in range(2)]
+    turns = [*users(4, 0, 10, "high"), *users(4, 10, 20, "low"), *held]
+    lost = WorkerSummary(
+        worker="wa",
+        host="vm",
+        pid=1,
+        turns=2,
+        lost=lost_s is not None,
+        lost_at_ns=None if lost_s is None else T0 + lost_s * SECOND,
+        records_promised=None,
+        records_received=2,
+        hub_lag_p99_ns=None,
+        cpu_share_max=None,
+        clock_offset_ns=0,
+        clock_uncertainty_ns=0,
+    )
+    facts = make.facts(steady=TWO, loads=loads, ended_ns=T0 + 20 * SECOND, workers=(lost,))
+    reason = summarise(turns, facts).invalid[-1]
+    assert reason.startswith("more load than asked in stage low: 6.0 sessions were alive on average where 4 users")
+    assert said in reason, why
+
 
 MORE_THAN_ASKED = [
     ((8, 2, 4), "turns of a stage before were still open", "the first one had more"),

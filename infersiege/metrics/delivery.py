@@ -14,7 +14,7 @@ from infersiege.metrics.collect import Collector
 from infersiege.metrics.facts import AskedLoad, SteadyWindow
 from infersiege.metrics.flow import Flow
 from infersiege.metrics.lives import Alive
-from infersiege.records import Outcome
+from infersiege.records import Outcome, WorkerSummary
 
 Instants = npt.NDArray[np.int64]
 
@@ -42,6 +42,9 @@ class Delivered:
     """Open and replay: arrivals that have a record."""
     follows_more: bool = False
     """Closed: a stage before asked for more users, whose last turns may still be open."""
+    strayed: tuple[str, ...] = ()
+    """Closed: workers that were lost before the window's end. Their open turns went on until they knew of it, beside
+    those of who had their users by then."""
 
 
 def instants(columns: Iterable[array[int]]) -> Instants:
@@ -117,7 +120,15 @@ def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> D
         # When everything fails at once, the time between two attempts is most of a user's life, and no fault of ours.
         dead = collector.outcomes[Outcome.FAILED] > 0 and not collector.outcomes[Outcome.OK]
         share = None if dead or not users else alive / users
-        return Delivered(load, window, share, users, alive, follows_more=_follows_more(load, collector.facts.loads))
+        return Delivered(
+            load,
+            window,
+            share,
+            users,
+            alive,
+            follows_more=_follows_more(load, collector.facts.loads),
+            strayed=_strayed(collector.facts.workers, window),
+        )
     cells = [cell for key, cell in collector.cells.items() if load.plays(key[0]) and key[2] == window.stage]
     due = sum(cell.tally["arrivals"] for cell in cells)
     begun = sum(cell.tally["arrivals_begun"] for cell in cells)
@@ -128,6 +139,10 @@ def _delivered(load: AskedLoad, window: SteadyWindow, collector: Collector) -> D
         return Delivered(load, window, share, load.arrivals, begun, due=due)
     expected = None if load.rate is None else load.rate * window.duration_ns / SECOND_NS
     return Delivered(load, window, begun / due if due else None, due, begun, expected, due)
+
+
+def _strayed(workers: Iterable[WorkerSummary], window: SteadyWindow) -> tuple[str, ...]:
+    return tuple(one.worker for one in workers if one.lost_at_ns is not None and one.lost_at_ns < window.end_ns)
 
 
 def _follows_more(load: AskedLoad, loads: Sequence[AskedLoad]) -> bool:

@@ -108,22 +108,26 @@ def _ends(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count}" for name, count in told[:3])
 
 
+def _too_many(one: Delivered) -> str:
+    """Why more sessions of a closed loop were alive than it has users."""
+    if one.strayed:
+        whose = ", ".join(one.strayed[:4]) + (" and others" if len(one.strayed) > 4 else "")
+        return f": turns of {whose}, lost meanwhile, went on beside those of the workers that had its users by then"
+    if one.follows_more:
+        return ": turns of a stage before were still open; give the stage more warm-up, or set load.pause"
+    return "; this is a fault of infersiege, please report it"
+
+
 def _undelivered(collector: Collector, one: Delivered) -> str | None:
     who = f" of {', '.join(one.load.scenarios)}" if one.load.scenarios else ""
     where = f"stage {one.window.stage}"
     if one.share is not None and one.share < DELIVERED_FLOOR and (too_long := _too_long(collector, one)):
         return f"load not delivered in {where}: {too_long}"
     if one.load.mode == "closed":
-        if one.share is not None and one.share > DELIVERED_CEILING and one.follows_more:
-            return (
-                f"more load than asked in {where}: {one.got:.1f} sessions{who} were alive on average where "
-                f"{one.asked:.0f} users were asked for: turns of a stage before were still open; give the stage more "
-                "warm-up, or set load.pause"
-            )
         if one.share is not None and one.share > DELIVERED_CEILING:
             return (
                 f"more load than asked in {where}: {one.got:.1f} sessions{who} were alive on average where "
-                f"{one.asked:.0f} users were asked for; this is a fault of infersiege, please report it"
+                f"{one.asked:.0f} users were asked for{_too_many(one)}"
             )
         if one.share is None or one.share >= DELIVERED_FLOOR:
             return None
