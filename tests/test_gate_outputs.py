@@ -15,7 +15,7 @@ import metrics_turns as make
 import msgspec
 import pytest
 import xmlschema
-from baseline_runs import RELATIVE, side
+from baseline_runs import RELATIVE, side, summary_of
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -228,6 +228,18 @@ def test_why_stands_below_the_table_of_all_that_did_not_pass() -> None:
     assert "FAIL ttft p90 <= 50 ms: 100 ms of 60 values" in text
     assert "NO DATA cache_share >= 50 %: the server does not tell cached tokens" in text
     assert "Rules, steady 10 s" in text
+
+
+@pytest.mark.parametrize("width", [50, 100, 160], ids=["one below the other", "a table", "a wide table"])
+def test_what_is_said_of_several_rules_stands_there_once(width: int) -> None:
+    """Two rules have no verdict for the same reason, and one for a reason of its own."""
+    rules = (*RELATIVE, Slo(metric="ttft", stat="p99_9", relative_max=0.1))
+    text = shown(with_baseline(summary_of(1.0), against(rules, side("new", runs=1), side("base", runs=1))), width)
+    flowing = " ".join(text.split())
+    assert flowing.count("1 against 1 runs tell nothing of how much runs differ") == 1, text
+    first = "NO DATA ttft p50 at most 5 % worse than the baseline"
+    assert f"{first} and 1 more rule: 1 against 1 runs" in flowing, text
+    assert "not measured in 1 of 1 runs of the baseline" in flowing, "what is said of one rule stands beside it"
 
 
 # ------------------------------------------------------------------------------------------------------------ Markdown

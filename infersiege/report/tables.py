@@ -243,12 +243,20 @@ def _rule_cell(rule: RuleResult) -> Text:
     return Text(printable(rule.name) + (" (warn only)" if rule.severity == "warn" else ""))
 
 
-def _print_remarks(summary: Summary, console: Console) -> None:
-    """Why a rule did not pass, and what must be read beside one that did."""
+def _remarks(summary: Summary) -> dict[tuple[Verdict, str], list[RuleResult]]:
+    """Why rules did not pass, and what must be read beside those that did: what is said -> of which, in their order."""
+    found: dict[tuple[Verdict, str], list[RuleResult]] = {}
     for rule in summary.rules:
         if rule_words.must_be_read(rule):
             said = rule_detail(rule, summary) if rule.verdict is not Verdict.PASS else rule.remark
-            console.print(Text.assemble(_verdict_cell(rule), f" {printable(rule.name)}: {printable(said)}"))
+            found.setdefault((rule.verdict, said), []).append(rule)
+    return found
+
+
+def _print_remarks(remarks: Mapping[tuple[Verdict, str], Sequence[RuleResult]], console: Console) -> None:
+    for (_, said), (first, *others) in remarks.items():
+        more = f" and {len(others)} more rule{'s' if len(others) > 1 else ''}" if others else ""
+        console.print(Text.assemble(_verdict_cell(first), f" {printable(first.name)}{more}: {printable(said)}"))
 
 
 def print_emulated(console: Console) -> None:
@@ -315,11 +323,12 @@ def print_summary(summary: Summary, console: Console, *, examples: Mapping[str, 
 
 def print_rules(summary: Summary, console: Console) -> None:
     """The rules, the verdict and, of an invalid run, why."""
-    table = rule_table(summary)
+    table, remarks = rule_table(summary), _remarks(summary)
     if console.width >= NARROW and console.measure(table).minimum <= console.width:
         console.print(table)
-        _print_remarks(summary, console)
+        _print_remarks(remarks, console)
     else:
+        shared = {said: rules for said, rules in remarks.items() if len(rules) > 1}
         console.print(Text("Rules", style="bold"))
         for rule in summary.rules:
             console.print(Text.assemble(_verdict_cell(rule), " ", _rule_cell(rule)))
@@ -327,8 +336,10 @@ def print_rules(summary: Summary, console: Console) -> None:
             parts += [f"95 % range {rule_words.extent(rule)}"] if rule.low is not None or rule.high is not None else []
             parts += [f"baseline {rule_words.baseline(rule)}"] if rule.baseline is not None else []
             parts += [f"change {rule_words.change(rule)}"] if rule.change is not None else []
-            line = f"{', '.join(parts)}: {printable(rule_detail(rule, summary))}"
+            detail = rule_detail(rule, summary)
+            line = ", ".join(parts) + ("" if (rule.verdict, detail) in shared else f": {printable(detail)}")
             console.print(Padding(Text(line), (0, 0, 0, 2)))
+        _print_remarks(shared, console)
     if summary.interrupted:
         _print_interrupted(summary, console)
         return
