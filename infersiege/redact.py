@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from infersiege.channels import redaction
 from infersiege.channels.redaction import REDACTED, looks_secret, scrub
@@ -15,7 +15,11 @@ if TYPE_CHECKING:  # plan's messages go through scrub: the import goes the other
     from infersiege.plan.redis_schema import RedisAccess
     from infersiege.plan.schema import Channel, Plan
 
-__all__ = ["REDACTED", "Secrets", "api_key", "looks_secret", "redis_password", "scrub"]
+__all__ = ["REDACTED", "SECRET_VARIABLE", "Secrets", "api_key", "looks_secret", "redis_password", "scrub"]
+
+
+SECRET_VARIABLE: Final = "INFERSIEGE_SECRET"
+"""Environment variable with what the master and the workers of a run share (`infersiege.swarm.secret`)."""
 
 
 class Secrets(redaction.Secrets):
@@ -23,9 +27,9 @@ class Secrets(redaction.Secrets):
 
     @classmethod
     def of(cls, plan: Plan, environ: Mapping[str, str]) -> Self:
-        """Keys of all channels, InfluxDB's token, Redis's password. A file that cannot be read gives nothing here:
-        whoever needs the key reports it."""
-        values = _influx_secrets(plan, environ)
+        """Keys of all channels, InfluxDB's token, Redis's password, what master and workers share. A file that cannot
+        be read gives nothing here: whoever needs the key reports it."""
+        values = [*_influx_secrets(plan, environ), environ.get(SECRET_VARIABLE, "")]
         with suppress(UsageError):
             values.append(redis_password(plan.redis, environ) or "")
         for channel in plan.channels.values():

@@ -16,6 +16,7 @@ from infersiege_agents.engine_names import ENGINES, Term
 from prometheus_client.parser import text_string_to_metric_families
 
 from infersiege.channels import DIALECTS, LATER_DIALECTS, PROFILES
+from infersiege.channels.redaction import Secrets
 from infersiege.channels.server_facts import FactsPage, facts_of
 from infersiege.channels.url import root_url
 
@@ -236,6 +237,13 @@ def test_facts_are_one_short_line_without_what_looks_like_a_secret() -> None:
     told = facts_of(page, body)
     assert len(told["launch.a"]) == 200 and "\n" not in told["launch.a"]
     assert "pw" not in told["launch.b"]
+
+
+def test_a_key_across_the_end_of_a_fact_is_taken_out_before_the_cut() -> None:
+    key = "Qm8vT4xWz1LpR7yKc2Nd"
+    body = json.dumps({"a": f"{'x' * 190} {key}"}).encode()
+    told = facts_of(FactsPage(path="/x", keys=("a",)), body, Secrets([key]).scrub)
+    assert told == {"launch.a": f"{'x' * 190} [redacted"}
 
 
 # -------------------------------------------------------------------------------------------------------- on an engine

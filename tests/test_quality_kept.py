@@ -23,7 +23,8 @@ from infersiege.metrics.summary import summarise
 from infersiege.plan.schema import Slo
 from infersiege.quality import Item, Said, kept, open_quality, score
 from infersiege.quality.checks import make_check
-from infersiege.quality.kept import LONGEST_KEPT, LOOKED_AT, MOST_KEPT
+from infersiege.quality.foreign import LONGEST_KEPT, LOOKED_AT
+from infersiege.quality.kept import MOST_KEPT
 from infersiege.records import KeptAnswer, Summary, TurnRecord
 from infersiege.report.details import Details
 from infersiege.report.junit import junit_xml
@@ -74,7 +75,7 @@ def test_what_is_kept_of_any_answer_is_read_as_it_was_written(text: str, calls: 
     assert len(answer.text) <= LONGEST_KEPT and sum(map(len, answer.tool_calls)) <= LONGEST_KEPT + MOST_KEPT
     said = Said.of(text).text
     assert answer.text_chars == len(said) and answer.calls == len(calls)
-    if len(said) <= LONGEST_KEPT and SECRET not in said and not re.search("[\ud800-\udfff]", said):
+    if len(said) <= LONGEST_KEPT and SECRET not in said and not re.search("[\0\ud800-\udfff]", said):
         assert scrub(said) == answer.text, "and nothing of a short answer is lost"
 
 
@@ -84,6 +85,7 @@ CUT: list[tuple[str, str, str]] = [
     ("x" * 601, "x" * 599 + "…", "cut, with a mark"),
     ("x" * 590 + SECRET, "x" * 590 + "[redacted]", "a key across the cut is taken out before it"),
     ("a\ud83d", "a\ufffd", "half a pair of surrogates is no text"),
+    ("a\0b", "a\ufffdb", "NUL ends a text in many a file and database"),
 ]
 
 

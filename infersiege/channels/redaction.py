@@ -97,6 +97,10 @@ class Secrets:
     def __repr__(self) -> str:
         return f"Secrets({len(self._values)} values)"
 
+    def also(self, values: Iterable[str]) -> Secrets:
+        """With these as well: what one server gave a session beside the keys of the run."""
+        return Secrets((*self._values, *values))
+
     def scrub(self, text: str) -> str:
         """Replace known values in every form, then what looks like a secret.
 
@@ -152,8 +156,8 @@ _PLAIN_BASE64: Final = str.maketrans("-_", "+/")
 def _traces(value: str) -> _Traces:
     if len(value) < _WHOLE_WORD_BELOW:
         return _Traces(frozenset((value,)), (), ())
-    raw = value.encode()
-    lower = (quote(value, safe="").lower(), binascii.hexlify(raw).decode())
+    raw = _raw(value)
+    lower = (quote(raw, safe="").lower(), binascii.hexlify(raw).decode())
     return _Traces(frozenset(_written(value)), lower, tuple(_base64_cores(raw)))
 
 
@@ -169,21 +173,27 @@ def _forms(value: str) -> list[str]:
     """Regular expressions of all the ways in which one value may be written."""
     if len(value) < _WHOLE_WORD_BELOW:
         return [rf"(?<!\w){re.escape(value)}(?!\w)"]
-    raw = value.encode()
+    raw = _raw(value)
     forms = [re.escape(form) for form in _written(value)]
-    forms += [f"(?ai:{re.escape(form)})" for form in (quote(value, safe=""), binascii.hexlify(raw).decode())]
+    forms += [f"(?ai:{re.escape(form)})" for form in (quote(raw, safe=""), binascii.hexlify(raw).decode())]
     for core in _base64_cores(raw):
         pattern = "".join("[+-]" if char in "+-" else "[/_]" if char in "/_" else char for char in core)
         forms.append(rf"[A-Za-z0-9+/_=-]*{pattern}[A-Za-z0-9+/_=-]*")
     return forms
 
 
+def _raw(value: str) -> bytes:
+    """What was in the environment: a password there may be in no UTF-8."""
+    return value.encode("utf-8", "surrogateescape")
+
+
 def _written(value: str) -> set[str]:
+    raw = _raw(value)
     return {
         value,
-        quote(value, safe=""),
-        quote(value),
-        quote_plus(value),
+        quote(raw, safe=""),
+        quote(raw),
+        quote_plus(raw),
         json.dumps(value)[1:-1],
         json.dumps(value, ensure_ascii=False)[1:-1],
         json.dumps(json.dumps(value))[3:-3],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,26 +35,25 @@ class FactsPage:
         return tuple(LAUNCH + key.rpartition(".")[2] for key in self.keys)
 
 
-def facts_of(page: FactsPage, body: bytes) -> dict[str, str]:
+def facts_of(page: FactsPage, body: bytes, redact: Callable[[str], str] = scrub) -> dict[str, str]:
     """Name in `ChannelFacts.details` -> value, in the order of `page.keys`.
 
     Leaves out what is not there, null, `None`, empty, or no single value. Never raises: the server may answer anything.
-    Values are one line of at most 200 characters, without what looks like a secret; the channel's own key is for the
-    caller to take out.
+    Values are one line of at most 200 characters, cut after `redact` took the secrets out: half a key is not known.
     """
     found = _labels(page.metric, body) if page.metric is not None else _json(body)
-    values = (_told(found, key, page.metric is None) for key in page.keys)
+    values = (_told(found, key, page.metric is None, redact) for key in page.keys)
     return {name: value for name, value in zip(page.names, values, strict=True) if value is not None}
 
 
-def _told(found: Any, key: str, nested: bool) -> str | None:
+def _told(found: Any, key: str, nested: bool, redact: Callable[[str], str]) -> str | None:
     for part in key.split(".") if nested else [key]:
         found = found.get(part) if isinstance(found, dict) else None
     if isinstance(found, bool):
         return "true" if found else "false"
     if not isinstance(found, str | int | float):
         return None
-    text = one_line(scrub(str(found)))[:_LONGEST]
+    text = one_line(redact(str(found)))[:_LONGEST]
     return None if text in ("", "None") else text
 
 

@@ -160,8 +160,8 @@ class Target:
             except InfersiegeError:
                 continue
             if reply.status == 200:
-                found |= facts_of(page, reply.body)
-        return {name: fit(value, self.secrets) for name, value in found.items()}
+                found |= facts_of(page, reply.body, self.secrets.scrub)
+        return found
 
 
 def json_of(body: bytes) -> Any:

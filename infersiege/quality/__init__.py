@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from infersiege.quality.checks import CHECKS, Said
 from infersiege.quality.collapse import collapse_flags
+from infersiege.quality.foreign import Redact
 from infersiege.quality.items import Item, QualityTrace, open_quality
 from infersiege.quality.kept import kept
 from infersiege.quality.score import Score, read_score, score, unscored
@@ -12,6 +13,7 @@ __all__ = [
     "CHECKS",
     "Item",
     "QualityTrace",
+    "Redact",
     "Said",
     "Score",
     "collapse_flags",

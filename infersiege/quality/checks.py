@@ -22,8 +22,6 @@ from infersiege.quality.json_shape import faults_of_schema, fits
 
 LONGEST_TEXT = 32_768
 """Characters of an answer that are looked at: a check runs between two turns of a worker."""
-LONGEST_REASON = 200
-"""Characters of what an exception of a checker says."""
 SHORT_ANSWER = 8
 
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
@@ -47,7 +45,8 @@ class Said:
 
 
 class CheckError(Exception):
-    """A check could not be carried out, which says nothing of the answer. Its text: which, where, and why."""
+    """A check could not be carried out, which says nothing of the answer. Its text: which, where, and why; of any
+    length, with whatever a checker's exception says (`foreign.fit_line`)."""
 
 
 Holds: TypeAlias = Callable[[Said], bool]
@@ -309,7 +308,8 @@ def _callable(value: Any, options: Mapping[str, Any]) -> Holds:
             raise
         except BaseException as error:  # noqa: BLE001 - sys.exit() of a checker must not end a worker
             raise CheckError(f"callable {written}{_place(error, module)}: {_why(error, said.text)}") from None
-        raise CheckError(f"callable {written}: returned {_short(found)}, not True or False")
+        what = "None" if found is None else type(found).__name__
+        raise CheckError(f"callable {written}: returned {what}, not True or False")
 
     return holds
 
@@ -322,13 +322,12 @@ def _place(error: BaseException, module: str) -> str:
 
 
 def _why(error: BaseException, answer: str) -> str:
-    """What an exception says, in one line and without the answer, which many a message quotes."""
+    """What an exception says, without the answer, which many a message quotes."""
     words = str(error)
     # A short answer may be part of any sentence: it is left out only where it is quoted as such.
     for quoted in (repr(answer), repr(answer)[1:-1], answer) if len(answer) >= SHORT_ANSWER else (repr(answer),):
         words = words.replace(quoted, "<the answer>")
-    words = " ".join(words.split())
-    return f"{type(error).__name__}: {words}"[:LONGEST_REASON] if words else type(error).__name__
+    return f"{type(error).__name__}: {words}" if words.strip() else type(error).__name__
 
 
 def _short(value: object) -> str:

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from infersiege.channels.redaction import scrub
 from infersiege.quality.checks import Check, CheckError, Said
+from infersiege.quality.foreign import Redact, fit_line
 from infersiege.quality.items import Item
 
 UNSCORED = "unscored "
@@ -29,7 +31,8 @@ class Score:
     failed: tuple[str, ...] = ()
     """Kinds of the checks that did not hold, each once; empty: it passed, or is not scored."""
     broken: str | None = None
-    """Why it is not scored: the check that could not be carried out, where and why; None: all were."""
+    """Why it is not scored: the check that could not be carried out, where and why, as `fit_line` has it; None: all
+    were."""
     missed: tuple[Check, ...] = field(default=(), compare=False, repr=False)
     """The checks that did not hold, or could not be carried out. Not part of the written form."""
 
@@ -48,7 +51,7 @@ class Score:
         return f"fail {self.name}: {', '.join(self.failed)}" if self.failed else f"pass {self.name}"
 
 
-def score(item: Item, text: str, tool_calls: tuple[Mapping[str, Any], ...] = ()) -> Score:
+def score(item: Item, text: str, tool_calls: tuple[Mapping[str, Any], ...] = (), *, redact: Redact = scrub) -> Score:
     """Hold an answer against the checks of its prompt.
 
     One check that can't be carried out leaves the answer without a score, whatever the others say: those that fail
@@ -61,15 +64,18 @@ def score(item: Item, text: str, tool_calls: tuple[Mapping[str, Any], ...] = ())
             if not check.holds(said):
                 missed.append(check)
         except CheckError as error:
-            return unscored(item, str(error), check)
+            return unscored(item, str(error), check, redact=redact)
         except Exception as error:  # noqa: BLE001 - the record of a turn is worth more than what a check says of it
-            return unscored(item, f"{check.kind}: {type(error).__name__}", check)
+            return unscored(item, f"{check.kind}: {type(error).__name__}", check, redact=redact)
     return Score(item.set, item.name, tuple(dict.fromkeys(check.kind for check in missed)), missed=tuple(missed))
 
 
-def unscored(item: Item, why: str, *checks: Check) -> Score:
-    """An answer of which the checks could not tell anything; `checks`: those that could not be carried out."""
-    return Score(item.set, item.name, broken=" ".join(why.split()) or "no reason", missed=checks)
+def unscored(item: Item, why: str, *checks: Check, redact: Redact = scrub) -> Score:
+    """An answer of which the checks could not tell anything; `checks`: those that could not be carried out.
+
+    `why`: a checker's words, whatever they hold; a key that it met is for `redact`.
+    """
+    return Score(item.set, item.name, broken=fit_line(why, redact) or "no reason", missed=checks)
 
 
 def read_score(written: str | None) -> Score | None:

@@ -7,13 +7,12 @@ block, compute for seconds, or end the process. It runs in one thread beside the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import gevent
 from gevent.threadpool import ThreadPool
 
-from infersiege.quality import Item, Score, score, unscored
+from infersiege.quality import Item, Redact, Score, score, unscored
 from infersiege.records import Report
 from infersiege.redact import scrub
 
@@ -37,9 +36,11 @@ class Checker:
         self.first_unscored: str | None = None
         """`SET/ITEM: WHY` of the first answer that could not be checked; None: there was none."""
 
-    def score(self, item: Item, text: str, tool_calls: Calls = ()) -> Score:
-        """As `quality.score`. Blocks the greenlet, not the loop, where a check is a callable."""
-        return self._noted(self._beside(item, text, tool_calls) if item.own_code else score(item, text, tool_calls))
+    def score(self, item: Item, text: str, tool_calls: Calls = (), *, redact: Redact = scrub) -> Score:
+        """As `quality.score`. Blocks the greenlet, not the loop, where a check is a callable: it may have met a key, or
+        a URL with a password, and say it in its exception."""
+        ask = self._beside if item.own_code else score
+        return self._noted(ask(item, text, tool_calls, redact=redact))
 
     def cut(self, item: Item) -> Score:
         """Of an answer whose greenlet had to end before its check did."""
@@ -47,19 +48,17 @@ class Checker:
 
     def _noted(self, found: Score) -> Score:
         if found.broken is not None:
-            # A checker may have met a key, or a URL with a password.
-            found = replace(found, broken=scrub(found.broken))
             self.first_unscored = self.first_unscored or f"{found.name}: {found.broken}"
         return found
 
-    def _beside(self, item: Item, text: str, tool_calls: Calls) -> Score:
+    def _beside(self, item: Item, text: str, tool_calls: Calls, *, redact: Redact) -> Score:
         if self._thread is None:
             self._thread = ThreadPool(1)
         patience = gevent.Timeout(self._patience_s)
         try:
             with patience:
                 # Waits here for the one before it: what gave up is not queued, and never runs.
-                found: Score = self._thread.spawn(_score, item, text, tool_calls).get()
+                found: Score = self._thread.spawn(_score, item, text, tool_calls, redact).get()
                 return found
         except gevent.Timeout as expired:
             if expired is not patience:
@@ -81,9 +80,9 @@ class CheckWatch:
             note("check_broken", f"an answer could not be checked: {scrub(report.unscored)}", report.worker)
 
 
-def _score(item: Item, text: str, tool_calls: Calls) -> Score:
+def _score(item: Item, text: str, tool_calls: Calls, redact: Redact) -> Score:
     """Whatever is raised in the thread would be raised in the worker's loop, and end it."""
     try:
-        return score(item, text, tool_calls)
+        return score(item, text, tool_calls, redact=redact)
     except BaseException as error:  # noqa: BLE001
-        return unscored(item, f"callable: {type(error).__name__}", *item.own_code)
+        return unscored(item, f"callable: {type(error).__name__}", *item.own_code, redact=redact)

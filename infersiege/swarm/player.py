@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from infersiege.channels.redaction import Secrets
+from infersiege.channels.redaction import Secrets, one_line
 from infersiege.channels.routing import back_off_ns, fails_over, is_refused, jitter_of
 from infersiege.cost import earlier_attempt
 from infersiege.quality import Item, Said, kept
@@ -107,13 +107,16 @@ class SessionPlayer:
         seed: int = 0,
         purse: Purse | None = None,
         keep_answers: bool = False,
+        secrets: Secrets | None = None,
     ) -> None:
         """`seed`: of the jitter between retries. `purse`: what may be spent; None: there is no budget.
 
-        `keep_answers`: of checked prompts, those that are not right.
+        `keep_answers`: of checked prompts, those that are not right. `secrets`: the run's, all of which the code that
+        checks answers may have met; each route brings its own.
         """
         self._seed = seed
         self._keep_answers = keep_answers
+        self._secrets = secrets or Secrets()
         self._purse = purse or Purse()
         self._turns = turns
         self._control = control
@@ -145,7 +148,7 @@ class SessionPlayer:
             return self._play_turns(work, due_ns)
         except Exception as error:
             log.exception("session %s", line.opened.session_id)
-            play.end(line, Reason.INTERNAL, f"{type(error).__name__}: {error}"[:300])
+            play.end(line, Reason.INTERNAL, one_line(self._secrets.scrub(f"{type(error).__name__}: {error}")))
             return None
         finally:
             # Nothing here may yield, as above.
@@ -274,14 +277,15 @@ class SessionPlayer:
         try:
             if checked is not None and record.outcome is Outcome.OK and played.decoded is not None:
                 text, calls, found = played.decoded.text, played.decoded.tool_calls, None
+                redact = self._secrets.also(secrets).scrub
                 try:
                     if played.killed is None or not checked.own_code:  # on its way out it may not wait
-                        found = self.checker.score(checked, text, calls)
+                        found = self.checker.score(checked, text, calls, redact=redact)
                 finally:  # also where the end of the run cuts the wait for a check
                     found = found or self.checker.cut(checked)
                     record = msgspec.structs.replace(record, quality=str(found))
                     if self._keep_answers:
-                        answer = kept(found, Said.of(text, calls), Secrets(secrets).scrub)
+                        answer = kept(found, Said.of(text, calls), redact)
                         record = msgspec.structs.replace(record, answer=answer)
             return record
         finally:

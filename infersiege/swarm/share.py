@@ -14,6 +14,7 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
+from infersiege.channels.redaction import one_line
 from infersiege.errors import InfersiegeError, InternalError, TraceError
 from infersiege.gate import request_limits
 from infersiege.metrics.windows import windows
@@ -29,6 +30,7 @@ from infersiege.records import (
     UserSlots,
     WindowRow,
 )
+from infersiege.redact import Secrets
 from infersiege.schedule import Ticket
 from infersiege.swarm.branches import PreparedSession
 from infersiege.swarm.budget import limits_of
@@ -105,6 +107,7 @@ class WorkerShare:
         if clock is not None:
             clock.on_compared.append(self.purse.compared)
         control.on_close.append(self.purse.wake)
+        self._secrets = Secrets.of(plan, environ)
         self._player = self._new_player(plan, offset_ns)
         self._routes = Routes(plan, environ, place=assignment.place, members=assignment.members)
         self._clock = StampClock()
@@ -127,6 +130,7 @@ class WorkerShare:
             seed=plan.run.seed,
             purse=self.purse,
             keep_answers=plan.quality is not None and plan.quality.keep_answers,
+            secrets=self._secrets,
         )
 
     def failed(self, error: Exception) -> None:
@@ -137,7 +141,7 @@ class WorkerShare:
             self.trouble = self.trouble or (f"{said}; {error.hint}" if error.hint else said)
         else:
             log.error("worker", exc_info=error)
-            self.fault = self.fault or f"{type(error).__name__}: {error}"[:300]
+            self.fault = self.fault or one_line(self._secrets.scrub(f"{type(error).__name__}: {error}"))
         for stream in self._streams:
             stream.stopped = True
         self.control.changed()

@@ -25,7 +25,7 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -39,7 +39,24 @@ INFO: Final = "spool.json"
 PLAN_FILE: Final = "plan.json"
 JOURNAL: Final = "journal.jsonl"
 
-_encode = msgspec.json.Encoder().encode
+_encode_plain = msgspec.json.Encoder().encode
+
+
+def _encode(row: msgspec.Struct) -> bytes:
+    """JSON of a row, whatever texts it holds: half a pair of surrogates in one must not cost the turn."""
+    try:
+        return _encode_plain(row)
+    except UnicodeEncodeError:
+        return _encode_plain(_readable(msgspec.to_builtins(row)))
+
+
+def _readable(value: Any) -> Any:
+    """Plain values with U+FFFD for what is in no UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class SpoolInfo(msgspec.Struct, frozen=True, kw_only=True):
