@@ -6,16 +6,30 @@ from infersiege.metrics.collect import Collector
 from infersiege.metrics.delivery import Delivered
 from infersiege.records import RateUse
 
+LONG_AWAY_NS = 200_000_000
+"""A Redis that gave no answer for so long made arrivals late: their sessions are claimed a little longer before."""
+
 
 def held_back(collector: Collector, one: Delivered) -> str | None:
-    """Which rate limits kept turns of a load waiting, as the end of a sentence; None: none did."""
+    """What kept turns of a load waiting, as the end of a sentence: rate limits, a Redis that gave no sessions; None:
+    neither did."""
     stage, load = one.window.stage, one.load
     channels = {channel for (who, channel, of, _) in collector.cells if of == stage and load.plays(who)}
     uses = [use for use in collector.facts.rate_limits if use.channel in channels and use.held]
     if not uses:
-        return None
+        return _source_away(collector)
     limits = " and ".join(f"the rate limit of {use.channel} ({limit_of(use)})" for use in uses)
     return f": {limits} held turns back; lower the rate, or raise the limit if the account allows more"
+
+
+def _source_away(collector: Collector) -> str | None:
+    away_ns = max((worker.source_away_ns or 0 for worker in collector.facts.workers), default=0)
+    if away_ns < LONG_AWAY_NS:
+        return None
+    return (
+        f": Redis gave no sessions for up to {away_ns / 1e9:.1f} s, and arrivals waited for them or were skipped; keep "
+        "it running, or play the trace from a file"
+    )
 
 
 def limit_of(use: RateUse) -> str:

@@ -363,6 +363,8 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason
     epoch: int = 0
     """The one in force. Who does not know it accounts for no more arrivals: they may be somebody else's by now."""
+    ended_ns: int | None = None
+    """When the load was over (master's monotonic clock): no arrival that is due later gets a record; None: now."""
 
 
 class Bye(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,6 +384,8 @@ class Bye(msgspec.Struct, frozen=True, kw_only=True):
     """The first exception of ours outside a turn; None: there was none."""
     stopped: str | None = None
     """Why it made no more sessions, where that was no fault of ours: what happened to the trace."""
+    source_away_ns: int | None = None
+    """As `WorkerSummary` has it."""
     clock_offset_ns: int
     """As measured at the end; beside the one at the start it tells the drift."""
     changes: dict[str, TraceChanges] = {}

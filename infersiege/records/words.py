@@ -81,6 +81,8 @@ class Reason(StrEnum):
     """It alone asks for more tokens than the channel's rate limit gives in a minute."""
     TOO_LONG = "too_long"
     """Over the context limit, by choice of the plan."""
+    SOURCE_FAILED = "source_failed"
+    """Its trace gave no session: Redis did not answer, or what it is read from broke; error_detail says which."""
     INTERNAL = "internal"
     """A fault of ours before it could be sent; error_detail has it."""
 

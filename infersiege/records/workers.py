@@ -31,5 +31,7 @@ class WorkerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """From then on others played its share; None: it was never lost, or nobody did."""
     taken_over_by: tuple[str, ...] = ()
     """Those who were there then."""
+    source_away_ns: int | None = None
+    """Longest that Redis, which hands out a trace's sessions, gave it no answer; None: it asks none, or not known."""
     unplayed: int = 0
     """Sessions that were its own, and that nobody played."""

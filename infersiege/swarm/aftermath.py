@@ -334,6 +334,7 @@ def worker_summaries(result: MasterResult, shares: LostShare) -> tuple[WorkerSum
             away=tuple((lost_ns + result.offset_ns, back_ns + result.offset_ns) for lost_ns, back_ns in worker.away),
             taken_over_ns=taken_over_ns,
             taken_over_by=taken_over_by,
+            source_away_ns=worker.bye.source_away_ns if worker.bye else None,
             unplayed=shares.unplayed.get(worker.name, 0),
         )
         for worker in result.fleet.workers.values()

@@ -8,7 +8,7 @@ from typing import Any
 
 import gevent
 
-from infersiege.records import Drain, Go
+from infersiege.records import Go
 from infersiege.report.live import LiveView
 from infersiege.swarm import messages
 from infersiege.swarm.budget import Treasury
@@ -88,7 +88,7 @@ class Attendance:
         messages.send(self._runner, Go(start_ns=self._start_ns), worker.node_id)
         if ending is not None:
             left_ns = max(0, ending.at_ns + ending.drain_ns - back_ns)
-            drain = Drain(duration_ns=left_ns, reason=ending.reason, epoch=self._membership.number)
+            drain = ending.drain(left_ns, ending.reason, self._membership.number)
             messages.send(self._runner, drain, worker.node_id)
 
     def _admit(self, worker: WorkerState, now_ns: int) -> None:

@@ -28,7 +28,7 @@ class RunControl:
         self.closing: Any = Event()
         """No turn starts any more."""
         self.closed_ns: int | None = None
-        """Since when."""
+        """Since when: the master's word for it, where that was earlier."""
         self.reason = Reason.RUN_END
         """Why, for the records of what is cut."""
         self.on_close: list[Callable[[], None]] = []
@@ -65,11 +65,12 @@ class RunControl:
         self.changes += 1
         self._alarm.wake_all()
 
-    def close(self, reason: Reason, drain_ns: int) -> None:
-        """No more turns. Called again, it can only shorten the drain."""
+    def close(self, reason: Reason, drain_ns: int, ended_ns: int | None = None) -> None:
+        """No more turns. Called again, it can only shorten the drain. `ended_ns`: when the load was over; None: now."""
         now_ns = time.monotonic_ns()
         end_ns = now_ns + drain_ns
-        self.closed_ns = now_ns if self.closed_ns is None else self.closed_ns
+        if self.closed_ns is None:
+            self.closed_ns = now_ns if ended_ns is None else min(ended_ns, now_ns)
         if self.drain_end_ns is None or end_ns < self.drain_end_ns:
             self.drain_end_ns = end_ns
             self.reason = reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from infersiege.records import BudgetUse, RateUse, Reason, StoppedEarly
+from infersiege.records import BudgetUse, Drain, RateUse, Reason, StoppedEarly
 from infersiege.schedule.epochs import Table
 from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.intake import Intake
@@ -38,6 +38,10 @@ class Ending:
     drain_ns: int
     load_ended_ns: int | None = None
     """Until when the load was the one that was asked for, where that is a little before."""
+
+    def drain(self, drain_ns: int, reason: Reason, epoch: int) -> Drain:
+        """What workers are told: `epoch` is in force, and open turns have so long."""
+        return Drain(duration_ns=drain_ns, reason=reason, epoch=epoch, ended_ns=self.at_ns)
 
 
 def why_stopped(alive: Iterable[WorkerState]) -> str | None:

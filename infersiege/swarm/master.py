@@ -151,7 +151,7 @@ class Master:
             self.view.say("interrupted: no more turns start, open ones get a moment; press Ctrl-C again to cut them")
         else:
             self._ending.drain_ns = time.monotonic_ns() - self._ending.at_ns
-            self._broadcast(Drain(duration_ns=0, reason=Reason.INTERRUPTED, epoch=self.membership.number))
+            self._broadcast(self._ending.drain(0, Reason.INTERRUPTED, self.membership.number))
 
     def _open(self) -> None:
         environment = SiegeEnvironment([Director])
@@ -279,7 +279,7 @@ class Master:
         ended_ns = self._ending.at_ns if load_ended_ns is None else load_ended_ns
         stage = None if self.timeline is None else self.timeline.stage_at(ended_ns)
         self.note("load_ended", why, stage=stage, at_ns=load_ended_ns)
-        self._broadcast(Drain(duration_ns=drain_ns, reason=reason, epoch=self.membership.number))
+        self._broadcast(self._ending.drain(drain_ns, reason, self.membership.number))
 
     def _drain(self) -> None:
         """Until every live worker has said farewell, or its time is over."""

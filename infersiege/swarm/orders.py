@@ -38,7 +38,9 @@ class Orders:
         if share is not None and drain.epoch <= share.in_play.number:
             share.in_play.accepted = None
             self._control.renew(1)
-        self._control.close(drain.reason, drain.duration_ns)
+        offset_ns = 0 if self._clock is None else self._clock.offset_ns
+        ended_ns = None if drain.ended_ns is None else drain.ended_ns - offset_ns
+        self._control.close(drain.reason, drain.duration_ns, ended_ns)
 
     def tell_held(self) -> None:
         """Again, now and then: a message may be lost."""

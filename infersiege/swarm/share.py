@@ -273,7 +273,7 @@ class WorkerShare:
         return PreparedSession(lines, conversation, way, checked=self.source.checked_item(ticket))
 
     def skip_arrival(self, ticket: Ticket, due_ns: int) -> None:
-        """Write down an arrival that got no session of Redis before the load was over: one turn that was not sent."""
+        """Write down an arrival that got no session before the load was over: one turn that was not sent."""
         session_id = self.source.arrival_id(ticket)
         (line,) = opened_lines(
             ARRIVAL_LINES,
@@ -283,7 +283,14 @@ class WorkerShare:
             due_ns=due_ns + self.offset_ns,
         )
         self.ledger.take(line)
-        self.ledger.skip_rest(line, self.control.reason)
+        self.ledger.skip_rest(line, *self._why_no_session(ticket))
+
+    def _why_no_session(self, ticket: Ticket) -> tuple[Reason, str | None]:
+        """(reason, detail) of an arrival for which there is no session."""
+        if self.fault is not None:
+            return Reason.INTERNAL, self.fault
+        why = self.trouble or self.claims.why_none(ticket)
+        return (self.control.reason, None) if why is None else (Reason.SOURCE_FAILED, why)
 
     def play_session(self, prepared: PreparedSession, clients: Clients, due_ns: int) -> TurnRecord | None:
         """Play one session to its end; as `SessionPlayer.play`."""

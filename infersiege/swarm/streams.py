@@ -207,6 +207,14 @@ class PacedStream:
     # ----------------------------------------------------------------------------------------------------------- open
 
     def _direct_open(self, start: Start) -> None:
+        try:
+            self._pace(start)
+            if self.stopped:
+                self._control.closing.wait()  # The master ends the load for all: until then arrivals are due.
+        finally:
+            self._account_for_due()
+
+    def _pace(self, start: Start) -> None:
         share, pacer = self._share, Pacer(self._stream.load.late)
         until_ns: int | None = None
         while (ticket := self._next_due()) is not None:
@@ -231,28 +239,52 @@ class PacedStream:
 
     def _enter(self, ticket: Ticket, due_ns: int, until_ns: int | None) -> PreparedSession | None:
         """Set up an arrival that was taken, and put it into the ledger. None: it got no session, and has its record."""
-        share = self._share
+        share, prepared = self._share, None
         self._setting_up = True
         try:
             prepared = share.prepare(ticket, due_ns, until_ns)
-            if prepared is None:
-                share.skip_arrival(ticket, due_ns)
-            else:
+            if prepared is not None:
                 share.ledger.take(*prepared.lines)
-            return prepared
+        except Exception as error:  # noqa: BLE001 - the arrival has its record all the same
+            share.failed(error)
         finally:
+            # Also where this greenlet is killed while it waits for Redis: what follows does not yield.
+            if prepared is None and due_ns <= self._load_end_ns():
+                share.skip_arrival(ticket, due_ns)
             self._setting_up = False
+        return prepared
+
+    def _load_end_ns(self) -> int:
+        """No arrival that is due later has a record, unless its session was there already."""
+        closed_ns = self._control.closed_ns
+        return FAR_NS if closed_ns is None else closed_ns
+
+    def _account_for_due(self) -> None:
+        """Write down the arrivals that were due before the load was over and that nobody can set up any more: no
+        session can be made, or this greenlet is killed."""
+        if self._control.closed_ns is None:
+            return
+        while (ticket := self._due_at_end()) is not None:
+            self._walk.take(ticket)
+            self._share.skip_arrival(ticket, self._share.timeline.start_ns + (ticket.offset_ns or 0))
+
+    def _due_at_end(self) -> Ticket | None:
+        """The next arrival of this worker's that was due before the load was over; None: there is none."""
+        control, ticket = self._control, self._walk.peek()
+        # Without a lease the arrival may be somebody else's by now.
+        end_ns = min(self._load_end_ns(), control.lease_end_ns)
+        due_ns = FAR_NS if ticket is None else self._share.timeline.start_ns + (ticket.offset_ns or 0)
+        return None if ticket is None or due_ns > end_ns or not self._in_play.may_take(ticket) else ticket
 
     def _next_due(self) -> Ticket | None:
         """This worker's next arrival, taken as soon as it is time to set it up. None: the load is over."""
         control = self._control
         while not self.stopped:
-            changes, ticket = control.changes, self._walk.peek()
-            closing, now_ns = control.closing.is_set(), time.monotonic_ns()
+            changes, ticket, now_ns = control.changes, self._walk.peek(), time.monotonic_ns()
             due_ns = FAR_NS if ticket is None else self._share.timeline.start_ns + (ticket.offset_ns or 0)
-            if closing:
-                # What is due by now has its record; without a lease the arrival may be somebody else's by now.
-                if ticket is None or due_ns > min(now_ns, control.lease_end_ns) or not self._in_play.may_take(ticket):
+            if control.closing.is_set():
+                ticket = self._due_at_end()
+                if ticket is None:
                     return None
             elif ticket is None or now_ns < due_ns - EARLY_NS:
                 control.wait_until(due_ns - EARLY_NS, changes)

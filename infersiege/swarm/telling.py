@@ -52,6 +52,7 @@ def farewell_of(
         spool_error=spool.disk_error,
         fault=share.fault,
         stopped=share.trouble,
+        source_away_ns=share.claims.away_ns,
         clock_offset_ns=clock_offset_ns,
         changes=share.ledger.changes,
     )

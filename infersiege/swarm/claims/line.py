@@ -54,6 +54,10 @@ class RedisLine:
         """Until then nothing is claimed."""
         self.tries = 0
         """Of the call in progress."""
+        self.trouble: str | None = None
+        """Why it gives no answer at the moment; None: it does, or was not asked."""
+        self.longest_away_ns = 0
+        """Longest time without an answer so far."""
         self._patience_ns = patience_ns
         self._control = control
         self._client: redis.Redis | None = None
@@ -68,27 +72,38 @@ class RedisLine:
             while True:
                 self.tries += 1
                 try:
-                    return work(self._connected())
+                    answer = work(self._connected())
                 except redis.RedisError as error:
                     self._drop()
+                    self._away(since_ns)
                     self._give_up(error, time.monotonic_ns() - since_ns)
+                else:
+                    if self.tries > 1:
+                        self._away(since_ns)
+                    self.trouble = None
+                    return answer
                 if self._control.closing.wait(pause_s):
                     raise RunOverError
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _give_up(self, error: redis.RedisError, failing_ns: int) -> None:
-        """Raises for what does not pass by itself, and when it was long enough."""
+        """Keeps why; raises for what does not pass by itself, and when it was long enough."""
         said = refusal(error, self.address)
         passes = isinstance(
             error, redis.ConnectionError | redis.TimeoutError | redis.ReadOnlyError | redis.OutOfMemoryError
         ) and not isinstance(error, redis.AuthenticationError)
         if not passes:
-            raise TraceError(f"Redis gives no sessions: {said}", hint=said.hint) from None
+            self.trouble = f"Redis gives no sessions: {said}"
+            raise TraceError(self.trouble, hint=said.hint) from None
+        self.trouble = f"Redis has given no session for {failing_ns / 1e9:.0f} s: {said}"
         if failing_ns >= self._patience_ns:
             raise TraceError(
-                f"Redis has given no session for {failing_ns / 1e9:.0f} s: {said}",
+                self.trouble,
                 hint=f"{said.hint}; patience of [redis] is how long a run waits",
             ) from None
+
+    def _away(self, since_ns: int) -> None:
+        self.longest_away_ns = max(self.longest_away_ns, time.monotonic_ns() - since_ns)
 
     def _connected(self) -> redis.Redis:
         if self._client is not None:

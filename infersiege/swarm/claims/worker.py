@@ -93,6 +93,16 @@ class Claims:
         session = shelf.next(due_ns)
         return None if session is None else msgspec.structs.replace(ticket, session_index=session)
 
+    def why_none(self, ticket: Ticket) -> str | None:
+        """Why an arrival has no session: its Redis gives no answer. None: that is not why."""
+        source = self._source.plan.workloads[ticket.workload].source
+        return None if source is None else self._lines[source].trouble
+
+    @property
+    def away_ns(self) -> int | None:
+        """Longest that a Redis gave no answer; None: none is asked."""
+        return max((line.longest_away_ns for line in self._lines.values()), default=None)
+
     # ------------------------------------------------------------------------------------------------------ beforehand
 
     def _ahead_timed(self, stream: Stream, in_play: TicketsInPlay, start_ns: int) -> None:
