@@ -671,7 +671,7 @@ def test_a_probe_of_eight_times_the_length_is_the_last(tmp_path: Path) -> None:
 def test_two_calls_in_one_folder_are_kept_apart(tmp_path: Path) -> None:
     with (
         alone_in(tmp_path / "out"),
-        pytest.raises(UsageError, match="another capacity or sweep works in it"),
+        pytest.raises(UsageError, match="another capacity, sweep or run works in it"),
         alone_in(tmp_path / "out"),
     ):
         pass

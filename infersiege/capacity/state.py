@@ -130,7 +130,7 @@ def alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"{folder}: another capacity or sweep works in it",
+                f"{folder}: another capacity, sweep or run works in it",
                 hint="wait for it, or name another folder with --out",
             ) from None
         except OSError:
