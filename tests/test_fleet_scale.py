@@ -181,6 +181,28 @@ def test_who_knocks_again_and_again_is_told_once_and_counted_and_locust_keeps_no
     assert found["kept"] == 0
 
 
+HERE, FULL = "a worker called wa is here already", "the run has all of its 1 workers"
+AGAIN = [
+    ("died", True, "in as wa.2", "killed, and started again before its silence was noticed"),
+    ("died and no seat is free", True, "in as wa.2", "the seat is its own one's"),
+    ("died without a --name", True, "in as wb", "the same under another name: HOST-PID"),
+    ("lives", True, HERE, "two were given one name"),
+    ("without a --name lives", True, FULL, "one more than the run has seats"),
+    ("is not heard", True, HERE, "it reads its traces, or is dead: nobody can tell for a minute"),
+    ("of another host", False, FULL, "it can't be the next process of any that is here"),
+]
+"""(what the first worker does, whether the next one's first knock waits, its answer, why)."""
+
+
+def test_a_worker_that_is_started_again_at_once_gets_in() -> None:
+    assert isolated("side_door:again", within_s=90) == [list(row[:3]) for row in AGAIN]
+
+
+def test_nothing_is_kept_of_one_that_did_not_wait_for_its_answer() -> None:
+    clients, waiting = isolated("side_door:given_up", within_s=90)
+    assert (clients, waiting) == (2, 1), "the one that is in, and the one that came last"
+
+
 def test_seats_and_names_of_a_masters_own_workers_are_nobody_elses() -> None:
     """Who waits with `--forever` knocks before a process that was just started."""
     kept = "the run has all of its 3 workers, 2 of them the master's own"

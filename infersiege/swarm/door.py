@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,6 +17,11 @@ from infersiege.swarm import messages
 from infersiege.swarm.fleet import Fleet, WorkerState
 from infersiege.swarm.travel import FileStore
 from infersiege.swarm.versions import boot_id
+
+UNHEARD_NS = 15_000_000_000
+"""A knock waits so long at most for a word of who is in its way: a worker says hello every 2 s, for 20 s."""
+LAST_WORDS_NS = 500_000_000
+"""What a process said before it was killed may be heard after the first word of the one that takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class Terms:
 class _TurnedAway(NamedTuple):
     message: str
     hint: str
+    in_the_way: Collection[WorkerState] = ()
+    """Were one of these dead, and nobody had noticed so far, it would be another matter."""
 
 
 class Door:
@@ -50,6 +57,8 @@ class Door:
         self._turned_away = turned_away
         self._away: Counter[tuple[str, str]] = Counter()
         """(worker, reason) -> how often. One that serves run after run (`--forever`) knocks every two seconds."""
+        self._first_ns: dict[str, int] = {}
+        """By node id: the first knock (monotonic) of those that were not answered yet."""
         self._files = FileStore(terms.files, fleet.seen)
         self._runner: Any = None
         self.refusal: InfersiegeError | None = None
@@ -70,6 +79,9 @@ class Door:
         known = self._fleet.workers.get(node_id)
         if known is None:
             away = self._why_not(hello)
+            if away is not None and self._waits(node_id, away.in_the_way):
+                return
+            self._first_ns.pop(node_id, None)
             if away is not None:
                 refusal = Refusal(
                     worker=hello.worker, message=away.message, hint=away.hint, exit_code=ExitCode.INVALID_RUN
@@ -104,7 +116,7 @@ class Door:
         fleet, own = self._fleet, self._fleet.is_own(hello)
         named = fleet.by_name(hello.worker)
         if named is not None and named.alive:
-            return _TurnedAway(f"a worker called {hello.worker} is here already", "give each its own --name")
+            return _TurnedAway(f"a worker called {hello.worker} is here already", "give each its own --name", (named,))
         if named is None and hello.worker in fleet.own_names and not own:
             return _TurnedAway(f"{hello.worker} is the name of one of the master's own", "give each its own --name")
         # Who waits for a master, as with --forever, is faster than a process that has just been started.
@@ -112,7 +124,9 @@ class Door:
         if len(fleet.free_places()) <= kept:
             whose = f", {fleet.local} of them the master's own" if kept else ""
             return _TurnedAway(
-                f"the run has all of its {fleet.expected} workers{whose}", "ask for more of them with --expect-workers"
+                f"the run has all of its {fleet.expected} workers{whose}",
+                "ask for more of them with --expect-workers",
+                () if kept else self._forerunners(hello),
             )
         for name, version in self._terms.versions.items():
             if hello.versions.get(name) != version:
@@ -121,6 +135,25 @@ class Door:
                     "install the same versions on every host",
                 )
         return None
+
+    def _forerunners(self, hello: Hello) -> list[WorkerState]:
+        """Workers of the same host: without a --name the next process has another one. Own ones are seen to end."""
+        return [
+            one
+            for one in self._fleet.alive()
+            if (one.hello.host, one.hello.boot_id) == (hello.host, hello.boot_id) and not self._fleet.is_own(one.hello)
+        ]
+
+    def _waits(self, node_id: str, in_the_way: Collection[WorkerState]) -> bool:
+        """A worker that was killed and started again at once comes before its death is noticed, so a knock is answered
+        once those who live have said something since it. It is repeated: who gave up does not get in."""
+        now_ns = time.monotonic_ns()
+        for node in [node for node, first_ns in self._first_ns.items() if now_ns - first_ns > 2 * UNHEARD_NS]:
+            del self._first_ns[node]
+            self._runner.environment.forget(node)
+        first_ns = self._first_ns.setdefault(node_id, now_ns)
+        unheard = any(one.last_seen_ns <= first_ns + LAST_WORDS_NS for one in in_the_way)
+        return unheard and now_ns - first_ns < UNHEARD_NS
 
     def _turn_away(self, node_id: str, hello: Hello, reason: str) -> None:
         self._runner.environment.forget(node_id)
