@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -24,9 +22,7 @@ from infersiege.errors import (
     UsageError,
 )
 from infersiege.report.numbers import printable
-
-PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
+from infersiege.swarm.lifeline import tied_to
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -86,7 +82,7 @@ def execute(command: list[str], log: Path, environ: Mapping[str, str], interrupt
             stderr=subprocess.STDOUT,
             env=dict(environ),
             start_new_session=True,
-            preexec_fn=_tied_to(os.getpid()),  # noqa: PLW1509 - this process has no threads
+            preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - this process has no threads
         )
     try:
         interruption.watch(process)
@@ -96,20 +92,6 @@ def execute(command: list[str], log: Path, environ: Mapping[str, str], interrupt
         if process.poll() is None:
             process.terminate()
             process.wait()
-
-
-def _tied_to(parent: int) -> Callable[[], None] | None:
-    """Runs in the new process before the command: when we die, by whatever, the kernel sends it SIGTERM (Linux)."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-
-    def tie() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:  # it died before that
-            os._exit(int(ExitCode.INTERRUPTED))
-
-    return tie
 
 
 def why_not_begun(directory: str, code: int | None, log: Path, error: RunDirectoryError) -> InfersiegeError:

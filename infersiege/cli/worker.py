@@ -15,6 +15,7 @@ from infersiege.cli.address import MASTER_PORT, address_of
 from infersiege.errors import ExitCode, UsageError
 from infersiege.plan.values import parse_duration
 from infersiege.swarm.exposure import check_secret
+from infersiege.swarm.lifeline import tied_to
 from infersiege.swarm.secret import SECRET_VARIABLE
 
 _PAUSE_S = 2.0
@@ -79,17 +80,16 @@ def _serve(master: str, name: str | None, wait: str) -> int:
     def end(number: int, _frame: FrameType | None) -> None:
         ended.append(number)
         for child in children:
-            child.terminate()
+            child.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, end)
     while True:
-        # A session of its own: one Ctrl-C reaches it once, from here.
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        child = _started(command)
         children[:] = [child]
         if ended:
-            child.terminate()
+            child.send_signal(ended[0])
         code = child.wait()
         children.clear()
         if ended:
@@ -101,6 +101,21 @@ def _serve(master: str, name: str | None, wait: str) -> int:
             time.sleep(0.1)
         if ended:
             return _ended(ended[0], told=False)
+
+
+def _started(command: list[str]) -> subprocess.Popen[bytes]:
+    """It ends with this process, however that does."""
+    # A SIGINT that comes before it listens would be a KeyboardInterrupt in the midst of its imports.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # one Ctrl-C reaches it once, from here
+            preexec_fn=tied_to(os.getpid()),  # noqa: PLW1509 - this process has no threads
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ended(number: int, *, told: bool) -> int:

@@ -46,6 +46,7 @@ class Leaving:
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._arrived)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `--forever` blocks SIGINT until here
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
