@@ -19,7 +19,8 @@ from infersiege.rundir import ChannelFacts, PlanFile, RunDirectory
 from infersiege.swarm.ledger import Ledger, OpenSession, unsent_record
 from infersiege.swarm.leftovers import Leftover, named
 from infersiege.swarm.source import SessionSource
-from infersiege.swarm.spool import Spool, SpoolInfo
+from infersiege.swarm.spool import Spool
+from infersiege.swarm.spool_info import SpoolInfo
 
 CLOSED = Load(mode="closed", users=4)
 OPEN = Load(mode="open", rate=10.0, arrivals="constant")

@@ -27,7 +27,8 @@ from infersiege.rundir import RunDirectory
 from infersiege.swarm.leftovers import named
 from infersiege.swarm.recovered_facts import begin
 from infersiege.swarm.recovery import Marker, Recovered, recover
-from infersiege.swarm.spool import Spool, SpoolInfo, in_use, pid_started, read_info, spool_path
+from infersiege.swarm.spool import Spool, in_use, read_info, spool_path
+from infersiege.swarm.spool_info import SpoolInfo, pid_started
 from infersiege.swarm.versions import boot_id
 
 

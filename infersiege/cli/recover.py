@@ -59,13 +59,16 @@ def recover(context: click.Context, paths: tuple[Path, ...], out: Path | None, k
 def _recover(paths: Sequence[Path], out: Path | None, *, keep: bool, partial: bool) -> tuple[Recovered, Path]:
     from infersiege.errors import UsageError
     from infersiege.rundir import PLAN, TURNS, RunDirectory
-    from infersiege.swarm.leftovers import found_here, named
+    from infersiege.swarm.leftovers import damaged, found_here, named
     from infersiege.swarm.recovered_facts import begin
     from infersiege.swarm.recovery import is_over
     from infersiege.swarm.recovery import recover as bring_home
+    from infersiege.swarm.spool import spool_root
 
     leftovers: list[Leftover]
+    places = paths
     if out is None:
+        places = (*paths[1:], spool_root(os.environ))
         run = RunDirectory.open(paths[0])
         run_id = run.read_plan().run_id
         leftovers = [] if is_over(run) else named(paths[1:])
@@ -84,7 +87,8 @@ def _recover(paths: Sequence[Path], out: Path | None, *, keep: bool, partial: bo
         leftovers = named(paths)
         run = begin(out, leftovers)
     with run:
-        return bring_home(run, leftovers, keep=keep, partial=partial), run.path
+        doubtful = damaged(places, run.read_plan().run_id)
+        return bring_home(run, leftovers, damaged=doubtful, keep=keep, partial=partial), run.path
 
 
 def _list(superfluous: bool) -> None:
@@ -96,8 +100,8 @@ def _list(superfluous: bool) -> None:
     if superfluous:
         raise UsageError("no run directory is named", hint="infersiege recover RUN_DIR; without any, spools are listed")
     spools, closed = listing(os.environ)
-    for path in closed:
-        click.echo(f"note: {path}: this user may not look into it", err=True)
+    for line in closed:
+        click.echo(f"note: {escaped(line)}", err=True)
     if not spools:
         click.echo(f"no spools in {spool_root(os.environ)}: nothing was left behind")
         return

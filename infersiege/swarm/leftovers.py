@@ -10,18 +10,22 @@ import msgspec
 
 from infersiege.errors import UsageError
 from infersiege.records import OpenTurn, Reason, TurnRecord
+from infersiege.rundir.damage import Span, damage_of
+from infersiege.rundir.rows import UNREADABLE
 from infersiege.swarm.ledger import LineKey
 from infersiege.swarm.spool import (
+    INFO,
     JOURNAL,
     PLAN_FILE,
     JournalLine,
-    SpoolInfo,
     find_spools,
     in_use,
     leftover_segments,
     read_info,
     spool_root,
 )
+from infersiege.swarm.spool_info import SpoolInfo
+from infersiege.swarm.untrusted import open_own
 
 Key = tuple[str, int]
 """(session, turn)."""
@@ -75,14 +79,44 @@ class Listed:
     """That its worker had taken."""
 
 
-def read_journal(directory: Path) -> Journal:
-    """Raises UsageError when the file is there and can't be read. What a crash tore is left out."""
+MOST_TURNS = 1_000_000
+"""No session has more, and nobody starts as many: each turn of a journal's lines becomes a record."""
+
+
+def impossible_line(line: JournalLine, span: Span | None = None) -> str | None:
+    """What is impossible about a line of a journal, as one sentence; None: nothing. `span`: the time of the run.
+
+    The rules are those of rows (rundir.damage): lines become rows, and facts of plan.json.
+    """
+    low_ns, high_ns = span if span is not None else (-(1 << 63), (1 << 63) - 1)
+    numbers = [line.first_turn, line.started]
+    instants = [line.due_ns, line.attempt_ns]
+    for one in (*line.branches, *(() if line.taken is None else (line.taken,))):
+        numbers += (one.first_turn, one.turns, one.turn, one.after, one.epoch)
+        instants.append(one.due_ns)
+    for number in numbers:
+        if number is not None and not 0 <= number <= MOST_TURNS:
+            return f"no turn, epoch or count of turns is {number}"
+    for at_ns in instants:
+        if at_ns is not None and not low_ns <= at_ns <= high_ns:
+            return f"the instant {at_ns} is more than a day from the run"
+    return None
+
+
+def read_journal(directory: Path, span: Span | None = None) -> Journal:
+    """What a crash tore is left out; so is what is damaged (`impossible_line`), and counted.
+
+    Raises UsageError when the file is there and can't be read.
+    """
     found = Journal()
     decode = msgspec.json.Decoder(JournalLine).decode
     for raw in _whole_lines(directory / JOURNAL):
         try:
             line = decode(raw)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+        except UNREADABLE:
+            found.unreadable += 1
+            continue
+        if impossible_line(line, span) is not None:
             found.unreadable += 1
             continue
         if line.taken is not None:
@@ -99,7 +133,7 @@ def read_journal(directory: Path) -> Journal:
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
+        with open_own(path) as file:
             yield from (line for line in file if line.endswith(b"\n"))
     except FileNotFoundError:
         return
@@ -107,28 +141,34 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         raise _unreadable(path, error) from None
 
 
-def read_rows(leftover: Leftover) -> Iterator[tuple[TurnRecord, bytes] | None]:
+def read_rows(leftover: Leftover, span: Span) -> Iterator[tuple[TurnRecord, bytes] | None]:
     """(row, its line as it stands) of each record in a spool, in the order of their ends; None for a line that is none
-    of this run. Raises UsageError when a file can't be read."""
+    of this run, or holds what no turn in `span` can have. Raises UsageError when a file can't be read."""
     decode = msgspec.json.Decoder(TurnRecord).decode
     try:
         for _, lines in leftover_segments(leftover.path):
             for line in lines.splitlines(keepends=True):
                 try:
                     row = decode(line)
-                except (msgspec.MsgspecError, ValueError, RecursionError):
+                except UNREADABLE:
                     yield None
                     continue
-                yield (row, line) if row.run_id == leftover.info.run_id else None
+                ours = row.run_id == leftover.info.run_id and damage_of(row, span) is None
+                yield (row, line) if ours else None
     except OSError as error:
         raise _unreadable(leftover.path, error) from None
 
 
 def _unreadable(path: Path, error: OSError) -> UsageError:
-    reason = (error.strerror or str(error)).lower()
-    return UsageError(
-        f"{path}: can't be read: {reason}", hint="spools belong to whoever ran the worker: run this as that user"
-    )
+    hint = "spools belong to whoever ran the worker: run this as that user"
+    if not isinstance(error, PermissionError):
+        hint = "a spool holds plain files of its worker: remove what stands there, if it is not yours"
+    return UsageError(f"{error.filename or path}: can't be read: {why_not(error)}", hint=hint)
+
+
+def why_not(error: OSError) -> str:
+    """`permission denied`, `is a named pipe, no file`."""
+    return (error.strerror or str(error)).lower()
 
 
 def found_here(environ: Mapping[str, str]) -> list[Leftover]:
@@ -168,6 +208,33 @@ def named(paths: Iterable[Path]) -> list[Leftover]:
     return list(found.values())
 
 
+def damaged(folders: Iterable[Path], run_id: str) -> list[Path]:
+    """Spools in these places, or at them, that may be of a run and don't say so: their spool.json can't be read.
+
+    Those whose records are of another run are left out, and those that have neither a spool.json nor records, which
+    workers leave that never took part in a run.
+    """
+    found = []
+    for path in dict.fromkeys(one for folder in folders for one in (folder, *find_spools(folder))):
+        try:
+            if read_info(path) is None and _may_be_of(path, run_id):
+                found.append(path)
+        except OSError:
+            continue
+    return found
+
+
+def _may_be_of(path: Path, run_id: str) -> bool:
+    """Whether the first record in a spool is of this run; without records: whether there is a spool.json."""
+    for _, lines in leftover_segments(path):
+        for line in lines.splitlines():
+            try:
+                return msgspec.json.decode(line, type=TurnRecord).run_id == run_id
+            except UNREADABLE:
+                continue
+    return (path / INFO).exists()
+
+
 def _no_spool(path: Path) -> UsageError:
     return UsageError(
         f"{path}: is no spool of a worker: it has no spool.json that can be read",
@@ -175,17 +242,20 @@ def _no_spool(path: Path) -> UsageError:
     )
 
 
-def listing(environ: Mapping[str, str]) -> tuple[list[Listed], list[Path]]:
-    """Spools of this host, the oldest first; and those that this user may not look into."""
+def listing(environ: Mapping[str, str]) -> tuple[list[Listed], list[str]]:
+    """Spools of this host, the oldest first; and a line for each that can't be looked into."""
     listed, closed = [], []
     for path in find_spools(spool_root(environ)):
         try:
             info = read_info(path)
             rows = sum(lines.count(b"\n") for _, lines in leftover_segments(path))
-            changed_ns = max(one.stat().st_mtime_ns for one in (path, *path.iterdir()))
+            changed_ns = max(one.lstat().st_mtime_ns for one in (path, *path.iterdir()))
             sessions = len({session_id for session_id, _ in read_journal(path).lines})
-        except (OSError, UsageError):
-            closed.append(path)
+        except OSError as error:
+            closed.append(str(_unreadable(path, error)))
+            continue
+        except UsageError as error:
+            closed.append(str(error))
             continue
         listed.append(Listed(path, info, in_use(path, info), changed_ns, rows, sessions))
     return listed, closed

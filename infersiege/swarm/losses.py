@@ -15,10 +15,10 @@ from infersiege.schedule.epochs import Table
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.intake import Intake
 from infersiege.swarm.ledger import ChannelLabels, LineKey, Place, unsent_record, workload_key
-from infersiege.swarm.leftovers import read_journal
+from infersiege.swarm.leftovers import read_journal, why_not
 from infersiege.swarm.membership import LEASE_NS, MARGIN_NS
 from infersiege.swarm.source import ARRIVAL_LINES, SessionSource, is_arrival
-from infersiege.swarm.spool import is_spool_of, leftover_segments, remove_spool
+from infersiege.swarm.spool import is_spool_of, leftover_segments, read_info, remove_spool
 from infersiege.swarm.timeline import Timeline
 from infersiege.swarm.versions import boot_id
 from infersiege.traces.play.session_lines import SessionLine
@@ -139,16 +139,15 @@ class LossAccount:
         estate = _Estate(worker)
         if worker.alive:
             return estate
-        spool, before = self._local_spool(worker), self._intake.rows_of.get(worker.name, 0)
-        if spool is not None:
-            try:
+        before = self._intake.rows_of.get(worker.name, 0)
+        try:
+            if (spool := self._local_spool(worker)) is not None:
                 for sequence, segment in leftover_segments(spool):
                     self._intake.take_leftover(worker.name, sequence, segment)
                 journal = read_journal(spool)
-            except (OSError, InfersiegeError) as error:
-                estate.unread = str(error)
-            else:
                 estate.spool, estate.lines, estate.started = spool, journal.lines, journal.started
+        except (OSError, InfersiegeError) as error:
+            estate.unread = why_not(error) if isinstance(error, OSError) else str(error)
         if estate.spool is None:
             for opened in worker.report.open_turns if worker.report is not None else ():
                 key = (opened.session_id, opened.first_turn)
@@ -167,9 +166,12 @@ class LossAccount:
         return worker.lost_at_ns + lease_ns + self._offset_ns
 
     def _local_spool(self, worker: WorkerState) -> Path | None:
+        """Raises OSError where it is here and can't be looked at."""
         path = Path(worker.hello.spool_dir)
-        same_host = worker.hello.boot_id == boot_id()
-        return path if same_host and is_spool_of(path, self._run_id) else None
+        if worker.hello.boot_id != boot_id() or not path.is_dir():
+            return None
+        read_info(path)
+        return path if is_spool_of(path, self._run_id) else None
 
     def _rows(self, estates: Mapping[str, _Estate], orphans: Iterable[Orphan]) -> Iterator[TurnRecord]:
         for estate in estates.values():

@@ -22,6 +22,7 @@ from infersiege.swarm.ledger import workload_key
 from infersiege.swarm.leftovers import Journal, Key, Leftover
 from infersiege.swarm.losses import plays_of
 from infersiege.swarm.source import SessionSource, changed_traces
+from infersiege.swarm.untrusted import read_own
 
 ENDED_BEFORE = (
     "the master ended before the run did (crash, kill, power, full disk): what its workers still held was recovered "
@@ -107,6 +108,49 @@ def missing_workers(run: RunDirectory, file: PlanFile, leftovers: Sequence[Lefto
     asked = max([file.workers_asked or 0, *(one.info.members for one in leftovers)])
     unknown = asked - len(there | here)
     return [*missing, *([f"{unknown} more of {asked} workers"] if unknown > 0 else [])]
+
+
+def check_spools(
+    run: RunDirectory,
+    file: PlanFile,
+    leftovers: Sequence[Leftover],
+    missing: Sequence[str],
+    damaged: Sequence[Path] = (),
+) -> None:
+    """Whether these are all the spools of this run, and nobody writes to them. Raises UsageError.
+
+    `missing`: workers without a spool, which can't be done without; `damaged`: spools that may be theirs.
+    """
+    low_ns, high_ns = file.span
+    for one in leftovers:
+        if one.info.run_id != file.run_id:
+            raise UsageError(
+                f"{one.path}: is a spool of run {one.info.run_id} ({one.info.run_name}), not of {file.run_id} "
+                f"({run.path})",
+                hint="`infersiege recover` lists the spools of this host with their runs",
+            )
+        if one.in_use():
+            raise UsageError(
+                f"{one.path}: {one.info.worker} (pid {one.info.pid}) still lives and writes to it",
+                hint="a worker ends 15 s after its master at the latest: try again then",
+            )
+        for at_ns in (one.info.written_ns, one.info.started_ns, one.info.stopped_ns):
+            if at_ns is not None and not low_ns <= at_ns <= high_ns:
+                raise UsageError(
+                    f"{one.path}: spool.json has the instant {at_ns}, which is more than a day from the run",
+                    hint="it was damaged: set it right by the spools of other workers",
+                )
+    if missing:
+        hint = "copy it from that worker's host (INFERSIEGE_SPOOL, or the temporary directory there) and name it, too"
+        if damaged:
+            hint = (
+                f"spool.json can't be read in {', '.join(map(str, damaged))}, which may be it: mend that file (it is "
+                "like those of other workers, and names run, worker and seat), or copy the spool again"
+            )
+        raise UsageError(
+            f"{run.path}: no spool of {', '.join(missing)}, which took part in the run",
+            hint=f"{hint}; with --partial what it had not sent home is given up",
+        )
 
 
 def open_source(plan: Plan, file: PlanFile) -> tuple[SessionSource | None, str | None]:
@@ -238,7 +282,7 @@ def plan_of_spools(leftovers: Sequence[Leftover]) -> PlanFile:
     info = leftovers[0].info
     for one in leftovers:
         try:
-            plan = plan_from_json(one.plan.read_bytes())
+            plan = plan_from_json(read_own(one.plan))
         except (OSError, InfersiegeError):
             continue
         break

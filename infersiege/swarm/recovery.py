@@ -22,7 +22,15 @@ from infersiege.rundir.living import writer_of
 from infersiege.swarm.ledger import ChannelLabels, LineKey, unsent_record
 from infersiege.swarm.leftovers import Journal, Leftover, read_journal, read_rows
 from infersiege.swarm.losses import lines_of, unplayed_arrivals
-from infersiege.swarm.recovered_facts import BY_RECOVERY, Found, Tally, completed, missing_workers, open_source
+from infersiege.swarm.recovered_facts import (
+    BY_RECOVERY,
+    Found,
+    Tally,
+    check_spools,
+    completed,
+    missing_workers,
+    open_source,
+)
 from infersiege.swarm.source import SessionSource, is_arrival
 from infersiege.swarm.spool import remove_spool
 from infersiege.swarm.timeline import Timeline
@@ -56,12 +64,18 @@ class Recovered:
 
 
 def recover(
-    run: RunDirectory, leftovers: Sequence[Leftover], *, keep: bool = False, partial: bool = False
+    run: RunDirectory,
+    leftovers: Sequence[Leftover],
+    *,
+    damaged: Sequence[Path] = (),
+    keep: bool = False,
+    partial: bool = False,
 ) -> Recovered:
     """Bring the spools of a run home, and make it a whole run directory. `keep`: the spools stay.
 
-    `partial`: also when the spool of a worker that took part is missing. Raises UsageError when there is nothing to do
-    or when it can't be done yet, and what writing raises; then nothing is lost, and it can be called again.
+    `partial`: also when the spool of a worker that took part is missing. `damaged`: spools that may be those. Raises
+    UsageError when there is nothing to do or when it can't be done yet, and what writing raises; then nothing is lost,
+    and it can be called again.
     """
     if _marker(run) is None and (file := run.read_plan()).ended_ns is not None:
         raise _complete(run, file, leftovers)
@@ -85,7 +99,7 @@ def recover(
     for row in run.read_turns(span=file.span):
         tally.add(row)
     missing = missing_workers(run, file, leftovers, tally)
-    _check(run, file, leftovers, () if partial else missing)
+    check_spools(run, file, leftovers, () if partial else missing, damaged)
     marker = Marker(spools=tuple(str(one.path.resolve()) for one in leftovers))
     _note(run, marker)
     run.drop_torn_rows()
@@ -109,28 +123,6 @@ def _complete(run: RunDirectory, file: PlanFile, leftovers: Sequence[Leftover]) 
         f"{run.path}: this run is complete, it ended with an account of every turn: nothing is changed",
         hint=f"what is still in spools of it is accounted for there as lost or skipped; remove them: rm -r {spools}",
     )
-
-
-def _check(run: RunDirectory, file: PlanFile, leftovers: Sequence[Leftover], missing: Sequence[str]) -> None:
-    """Whether these are all the spools of this run, and nobody writes to them. Raises UsageError."""
-    for one in leftovers:
-        if one.info.run_id != file.run_id:
-            raise UsageError(
-                f"{one.path}: is a spool of run {one.info.run_id} ({one.info.run_name}), not of {file.run_id} "
-                f"({run.path})",
-                hint="`infersiege recover` lists the spools of this host with their runs",
-            )
-        if one.in_use():
-            raise UsageError(
-                f"{one.path}: {one.info.worker} (pid {one.info.pid}) still lives and writes to it",
-                hint="a worker ends 15 s after its master at the latest: try again then",
-            )
-    if missing:
-        raise UsageError(
-            f"{run.path}: no spool of {', '.join(missing)}, which took part in the run",
-            hint="copy it from that worker's host (INFERSIEGE_SPOOL, or the temporary directory there) and name it, "
-            "too; with --partial what it had not sent home is given up",
-        )
 
 
 def _marker(run: RunDirectory) -> Marker | None:
@@ -204,7 +196,7 @@ class _Work:
         run, tally = self._run, self._tally
         for leftover in self._leftovers:
             self._append(self._rows_of(leftover))
-            journal = read_journal(leftover.path)
+            journal = read_journal(leftover.path, self._file.span)
             self._journals.append(journal)
             tally.epochs |= {opened.epoch for opened in journal.lines.values()}
         found = self._found()
@@ -239,7 +231,7 @@ class _Work:
 
     def _rows_of(self, leftover: Leftover) -> Iterator[bytes]:
         """Lines of turns that have no record in the run."""
-        for found in read_rows(leftover):
+        for found in read_rows(leftover, self._file.span):
             if found is None:
                 self._unreadable += 1
                 continue

@@ -18,10 +18,8 @@ import os
 import re
 import secrets
 import shlex
-import socket
 import stat
 import tempfile
-import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,9 +27,10 @@ from typing import Any, Final
 
 import msgspec
 
-from infersiege.plan.schema import Plan
-from infersiege.records import Assignment, Bye, OpenTurn, Segment, TurnRecord
-from infersiege.swarm.versions import boot_id, versions
+from infersiege.records import Bye, OpenTurn, Segment, TurnRecord
+from infersiege.rundir.rows import UNREADABLE
+from infersiege.swarm.spool_info import SpoolInfo
+from infersiege.swarm.untrusted import open_own, read_own
 
 SPOOL_VARIABLE: Final = "INFERSIEGE_SPOOL"
 PREFIX: Final = "infersiege-spool-"
@@ -57,70 +56,6 @@ def _readable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_readable(key): _readable(item) for key, item in value.items()}
     return [_readable(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-class SpoolInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """spool.json: whose records these are, for whoever finds them when master and worker are gone. No secrets."""
-
-    schema_version: int = 1
-    run_id: str
-    run_name: str
-    worker: str
-    host: str
-    pid: int
-    pid_started: int | None
-    """Clock ticks since the boot (proc(5), starttime): a later process with the same number is another one. None: the
-    system does not tell."""
-    boot_id: str
-    place: int
-    """Its seat in the run, of `members`."""
-    members: int
-    offset_ns: int
-    """Unix epoch on the master's clock minus this host's monotonic clock. Instants of the records have it already."""
-    clock_offset_ns: int
-    """The master's monotonic clock minus this host's."""
-    clock_uncertainty_ns: int
-    written_ns: int
-    """When the worker took part (epoch)."""
-    versions: dict[str, str]
-    plan_hash: str
-    trace_hashes: dict[str, str] = {}
-    started_ns: int | None = None
-    """First arrival due (epoch); None: it never heard "go"."""
-    stopped_ns: int | None = None
-    """When the worker had accounted for all that it held (epoch); None: it was killed."""
-    bye: Bye | None = None
-    """What it would have told the master then."""
-
-    @classmethod
-    def of(
-        cls, assignment: Assignment, plan: Plan, worker: str, *, clock_offset_ns: int, clock_uncertainty_ns: int
-    ) -> SpoolInfo:
-        """Of this process, which has its part in a run now. The clock: the master's monotonic one minus ours."""
-        offset_ns = assignment.offset_ns + clock_offset_ns
-        return cls(
-            run_id=assignment.run_id,
-            run_name=plan.run.name or "run",
-            worker=worker,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            pid_started=pid_started(os.getpid()),
-            boot_id=boot_id(),
-            place=assignment.place,
-            members=assignment.members,
-            offset_ns=offset_ns,
-            clock_offset_ns=clock_offset_ns,
-            clock_uncertainty_ns=clock_uncertainty_ns,
-            written_ns=time.monotonic_ns() + offset_ns,
-            versions=versions(),
-            plan_hash=assignment.plan_hash,
-            trace_hashes=assignment.trace_hashes,
-        )
-
-    def lives(self) -> bool:
-        """Whether the process that wrote it is one of this host's, and still there."""
-        started = pid_started(self.pid) if self.boot_id == boot_id() else None
-        return started is not None and started == self.pid_started
 
 
 def spool_root(environ: Mapping[str, str]) -> Path:
@@ -330,33 +265,27 @@ def find_spools(root: Path) -> list[Path]:
 
 
 def read_info(directory: Path) -> SpoolInfo | None:
-    """Whose spool it is. None: it does not say (its worker died before it had its part in a run, or the disk was full).
+    """Whose spool it is. None: it does not say (its worker died before it had its part in a run, or the disk was full),
+    or what it says was damaged.
 
     Raises OSError when it can't be looked at.
     """
     try:
-        return msgspec.json.decode((directory / INFO).read_bytes(), type=SpoolInfo)
-    except (FileNotFoundError, msgspec.MsgspecError):
+        info = msgspec.json.decode(read_own(directory / INFO), type=SpoolInfo)
+    except (FileNotFoundError, *UNREADABLE):
         return None
+    return info if info.impossible() is None else None
 
 
 def is_spool_of(directory: Path, run_id: str) -> bool:
     """Whether it is what a worker of this run says: nothing else may be read into a run, or removed, on its word."""
     if directory.is_symlink() or not directory.is_dir() or not directory.name.startswith(PREFIX):
         return False
-    info = read_info(directory)
-    return info is None or info.run_id == run_id
-
-
-def pid_started(pid: int) -> int | None:
-    """When a process began, in clock ticks since the boot; None: it has ended, or the system does not tell."""
     try:
-        stats = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        state, *rest = stats.rpartition(")")[2].split()
-        # A zombie has ended: only its parent has not asked yet.
-        return None if state in "ZX" else int(rest[18])
-    except (OSError, ValueError, IndexError):
-        return None
+        info = read_info(directory)
+    except OSError:
+        return False
+    return info is None or info.run_id == run_id
 
 
 def in_use(directory: Path, info: SpoolInfo | None) -> bool:
@@ -364,7 +293,7 @@ def in_use(directory: Path, info: SpoolInfo | None) -> bool:
     if info is not None and info.lives():
         return True
     try:
-        with (directory / JOURNAL).open("rb") as journal:
+        with open_own(directory / JOURNAL) as journal:
             fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -374,10 +303,13 @@ def in_use(directory: Path, info: SpoolInfo | None) -> bool:
 
 
 def leftover_segments(directory: Path) -> Iterator[tuple[int, bytes]]:
-    """(sequence, whole lines) that a dead worker left behind, in order. A torn last line is dropped."""
-    numbered = sorted((int(path.stem.partition("-")[2]), path) for path in directory.glob("segment-*.jsonl"))
-    for sequence, path in numbered:
-        lines = path.read_bytes()
+    """(sequence, whole lines) that a dead worker left behind, in order. A torn last line is dropped.
+
+    Raises OSError when one can't be read.
+    """
+    named = ((re.fullmatch(r"segment-([0-9]{1,18})\.jsonl", path.name), path) for path in directory.iterdir())
+    for sequence, path in sorted((int(name[1]), path) for name, path in named if name is not None):
+        lines = read_own(path)
         yield sequence, lines[: lines.rfind(b"\n") + 1]
 
 

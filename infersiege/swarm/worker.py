@@ -42,7 +42,8 @@ from infersiege.swarm.luggage import Luggage, as_planned, must_be_the_masters, w
 from infersiege.swarm.orders import Orders
 from infersiege.swarm.session_users import Director, SessionUser
 from infersiege.swarm.share import WorkerShare
-from infersiege.swarm.spool import Spool, SpoolInfo, spool_path
+from infersiege.swarm.spool import Spool, spool_path
+from infersiege.swarm.spool_info import SpoolInfo
 from infersiege.swarm.telling import early_farewell, farewell_of, report_of
 from infersiege.swarm.versions import boot_id, versions
 
