@@ -15,6 +15,7 @@ from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM
 from typing import Any
 
+import psutil
 import pytest
 from isolated import isolated
 from siege import Running, Siege, check_conserved, check_passed, plan_text
@@ -92,6 +93,19 @@ def until(condition: Callable[[], Any], what: str, within_s: float = 40.0) -> No
         time.sleep(0.05)
 
 
+def children_of(process: int) -> list[int]:
+    """Process ids."""
+    return [child.pid for child in psutil.Process(process).children()]
+
+
+def ended(process: int) -> bool:
+    """Also where nobody asks for its exit code."""
+    try:
+        return bool(psutil.Process(process).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
 @pytest.fixture(scope="module")
 def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Masters]:
     found = Masters(tmp_path_factory.mktemp("masters"))
@@ -146,12 +160,38 @@ def test_a_signal_before_the_load_ends_it_at_once(
         until(lambda: masters.said(f"farewell {name} {number.name}"), "the master's seat is not free again")
 
 
-def test_a_worker_that_serves_for_ever_leaves_as_well(tmp_path: Path, free_port: Callable[[], int]) -> None:
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGHUP], ids=lambda number: number.name)
+def test_a_worker_that_serves_for_ever_leaves_as_well(
+    number: signal.Signals, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
     with WorkerProcess(tmp_path, f"127.0.0.1:{free_port()}", "--forever") as worker:
         until(lambda: "waiting for a master" in worker.said(), "it looks for no master")
+        worker.process.send_signal(number)
+        assert worker.process.wait(AT_ONCE_S) == 128 + number
+        assert worker.said().splitlines()[-1] == f"interrupted before the load began ({number.name})"
+
+
+def test_ctrl_c_at_one_that_serves_for_ever_and_has_just_begun(tmp_path: Path, free_port: Callable[[], int]) -> None:
+    """The child of its own is in the midst of its imports, where Python would raise KeyboardInterrupt."""
+    with WorkerProcess(tmp_path, f"127.0.0.1:{free_port()}", "--forever") as worker:
+        until(lambda: children_of(worker.process.pid), "it has started nobody")
         worker.process.send_signal(SIGINT)
         assert worker.process.wait(AT_ONCE_S) == 130
-        assert "interrupted before the load began" in worker.said() and "Traceback" not in worker.said()
+        assert worker.said().splitlines()[-1] == "interrupted before the load began (SIGINT)"
+        assert "Traceback" not in worker.said()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+def test_who_kills_one_that_serves_for_ever_has_ended_its_worker(masters: Masters, tmp_path: Path) -> None:
+    """Else it would play on, and in the next run in the place of the one that was started again."""
+    with WorkerProcess(tmp_path, masters.addresses["go"], "--name", "killed", "--forever") as worker:
+        until(lambda: masters.said("ready killed"), f"it does not get as far: {worker.said()}")
+        (child,) = children_of(worker.process.pid)
+        worker.process.kill()
+        worker.process.wait()
+        until(lambda: ended(child), "its worker lives on")
+        assert worker.said().splitlines()[-1] == "interrupted before the load began (SIGTERM)"
+    until(lambda: masters.said("farewell killed SIGTERM"), "the master's seat is not free again")
 
 
 def test_nohup_keeps_a_worker(tmp_path: Path, free_port: Callable[[], int]) -> None:
