@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,9 @@ import pytest
 from swarm_rows import RUN_ID, STEADY, record, session
 
 from infersiege.channels.dialect import Decoded
+from infersiege.channels.redaction import Secrets
 from infersiege.metrics.quality import Answers, pass_share
-from infersiege.quality import Item, open_quality
+from infersiege.quality import Item, open_quality, read_score
 from infersiege.records import Outcome, Report, TurnRecord
 from infersiege.swarm.checking import CUT, PATIENCE_S, Checker, CheckWatch
 from infersiege.swarm.control import RunControl
@@ -38,7 +40,19 @@ def ever(text, calls):
 def leaves(text, calls): raise SystemExit(3)
 def interrupts(text, calls): raise KeyboardInterrupt
 def tells(text, calls): raise ValueError("no answer from http://user:hidden@host/")
+KEY = "correct-horse-battery"
+class Text(str):
+    def __await__(self): yield
+def key(text, calls): raise ValueError("refused zzz" + KEY + "zzz")
+def key_across_the_cut(text, calls): raise ValueError(("x" + KEY) * 40)
+def key_after_much(text, calls): raise ValueError("x" * 2990 + KEY)
+def key_as_name(text, calls): raise type("Err" + KEY, (Exception,), {})
+def key_over_lines(text, calls): raise ValueError("a\\n" + "two  blanks\\tand a tab")
+def key_of_no_text(text, calls): raise ValueError("a hun\\udcffter-hunter b")
+def key_awaited(text, calls): return Text(KEY)
+def half_a_pair(text, calls): raise ValueError("a\\ud83d b\\udcff c\\0 d\\x1b[1m \\u202e")
 """
+SECRETS = ("correct-horse-battery", "two  blanks\tand a tab", "hun\udcffter-hunter")
 
 Make = Callable[[str], Item]
 
@@ -86,6 +100,35 @@ def test_no_secret_that_a_checker_met_is_written_down(item: Make) -> None:
     assert "no answer from" in said and "hidden" not in said + (checker.first_unscored or "")
 
 
+@pytest.mark.parametrize(
+    ("function", "ends"),
+    [
+        ("key", "ValueError: refused zzz[redacted]zzz"),
+        ("key_across_the_cut", "…"),
+        ("key_after_much", "x…"),
+        ("key_as_name", "Err[redacted]"),
+        ("key_over_lines", "ValueError: a [redacted]"),
+        ("key_of_no_text", "ValueError: a [redacted] b"),
+        ("key_awaited", "returned Text, not True or False"),
+        ("half_a_pair", "ValueError: a\ufffd b\ufffd c\ufffd d [1m"),
+    ],
+)
+def test_what_own_code_says_is_in_the_row_without_the_runs_secrets(
+    item: Make, tmp_path: Path, function: str, ends: str
+) -> None:
+    """One secret is the run's, the others are what the server gave the session; none looks like one."""
+    player, closes = closing(item(function), tmp_path, run_secrets=SECRETS[:1], route_secrets=SECRETS[1:])
+    closes.get()
+    (row,) = rows_in(tmp_path)
+    assert row.quality is not None and row.quality.endswith(ends) and len(row.quality) < 360, (
+        "one line of 300, and whose it is"
+    )
+    assert row.quality == f"unscored {player.checker.first_unscored}", "the master is told the same"
+    found = read_score(row.quality)
+    assert found is not None and found.broken is not None and found.broken.isprintable()
+    assert not re.search("correct|horse|battery|two|tab|hunter", row.quality)
+
+
 def test_a_check_that_never_ends_is_given_up_and_so_is_who_waits_for_it(item: Make) -> None:
     checker = Checker(patience_s=0.3)
     asking = [gevent.spawn(checker.score, item(name), "an answer") for name in ("ever", "slow")]
@@ -94,18 +137,26 @@ def test_a_check_that_never_ends_is_given_up_and_so_is_who_waits_for_it(item: Ma
     assert checker.first_unscored == "default/ever: callable: no result after 0.3 s"
 
 
-def closing(item: Item, folder: Path, *, killed: BaseException | None = None) -> tuple[SessionPlayer, Any]:
+def closing(
+    item: Item,
+    folder: Path,
+    *,
+    killed: BaseException | None = None,
+    run_secrets: tuple[str, ...] = (),
+    route_secrets: tuple[str, ...] = (),
+) -> tuple[SessionPlayer, Any]:
     """A player, and the greenlet in which it closes a turn whose answer was good."""
     ledger = Ledger(run_id=RUN_ID, worker="w", epoch=0, spool=Spool(folder / "spool", "w"), place_of=lambda _: STEADY)
     ledger.take(opened := session("s"))
-    player = SessionPlayer(TurnPlayer(ledger, offset_ns=0), RunControl(), offset_ns=0, keep_answers=True)
+    turns, secrets = TurnPlayer(ledger, offset_ns=0), Secrets(run_secrets)
+    player = SessionPlayer(turns, RunControl(), offset_ns=0, keep_answers=True, secrets=secrets)
     player.checker = Checker(patience_s=600)
     said = Decoded(
         text="an answer", reasoning="", refusal="", tool_calls=(), finish_reason="stop", usage=None,
         first_chunk_tokens=None, fault=None, done=True, model=None, server_ttft_ns=None, flags=(),
     )  # fmt: skip
     played = Played(record("s"), said, 0, killed)
-    return player, gevent.spawn(player._close, opened, played.record, played, item, ())
+    return player, gevent.spawn(player._close, opened, played.record, played, item, route_secrets)
 
 
 def rows_in(folder: Path) -> list[TurnRecord]:

@@ -157,20 +157,23 @@ def test_checked_prompts_in_a_load_on_two_workers(siege: Siege, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_run_whose_checker_breaks_is_no_pass_and_says_where(siege: Siege, tmp_path: Path) -> None:
-    (tmp_path / "own_checks.py").write_text("import sys\ndef leaves(text, calls):\n    sys.exit(3)\n")
+    """It says what it finds in the environment, which no key of the channel is, and half a pair of surrogates."""
+    secret = "kD2nM8rCq4IvLx1UboY7"
+    says = "f\"no{os.environ['INFERSIEGE_SECRET']} \\ud83d\""
+    (tmp_path / "own_checks.py").write_text(f"import os, sys\ndef leaves(text, calls):\n    sys.exit({says})\n")
     file = tmp_path / "own.jsonl"
     item = {"id": "any", "prompt": "Say anything.", "checks": [{"callable": "own_checks:leaves"}]}
     file.write_text("\n".join(map(json.dumps, [{"infersiege_quality": 1}, item])))
     with EmulatorProcess("--output-tokens", "20") as emulator:
         more = f'[quality]\nfile = "{file}"\nshare = 0.3\nallow_code = true\n'
         text = plan_text(emulator.base_url, load=OPEN, run='duration = "3s"', more=more)
-        siege.environment["PYTHONPATH"] = str(tmp_path)
+        siege.environment |= {"PYTHONPATH": str(tmp_path), "INFERSIEGE_SECRET": secret}
         ran = siege.run(text, "--gate")
     # On a loaded machine the load generator may have been too slow as well, and then the run is invalid.
     assert ran.code == (3 if ran.summary.invalid else 5), ran.out
     check_conserved(ran)
     checked = [turn for turn in ran.turns if turn.scenario == "quality"]
-    why = "callable own_checks:leaves, line 3 of own_checks.py: SystemExit: 3"
+    why = "callable own_checks:leaves, line 3 of own_checks.py: SystemExit: no[redacted] \ufffd"
     assert {turn.outcome for turn in ran.turns} == {Outcome.OK}, "no worker ended by it"
     assert {turn.quality for turn in checked} == {f"unscored default/any: {why}"}
     summary = ran.summary
@@ -181,6 +184,8 @@ def test_a_run_whose_checker_breaks_is_no_pass_and_says_where(siege: Siege, tmp_
     told = [event for event in ran.events if event.kind == "check_broken"]
     assert len(told) == 1 and why in told[0].detail
     assert "every check is carried out" in ran.out and "own_checks.py" in ran.out
+    written = [path.read_bytes() for path in ran.path.rglob("*") if path.is_file()]
+    assert written and not any(secret.encode() in data for data in (*written, ran.out.encode()))
 
 
 CALLED = {"id": "c1", "type": "function", "function": {"name": "sunshine", "arguments": '{"city": "Rome"}'}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 import re
 import string
@@ -169,8 +170,16 @@ def test_secrets_of_a_plan_come_from_variables_and_files(tmp_path: Path) -> None
         },
         workloads=(),
     )
-    text = Secrets.of(plan, {"A": "env-secret-1"}).scrub("env-secret-1 file-secret-1")
-    assert text == f"{REDACTED} {REDACTED}"
+    found = Secrets.of(plan, {"A": "env-secret-1", "INFERSIEGE_SECRET": "shared-secret-1"})
+    assert found.scrub("env-secret-1 file-secret-1 shared-secret-1") == f"{REDACTED} {REDACTED} {REDACTED}"
+    assert found.also(["cookie-1"]).scrub("env-secret-1 cookie-1") == f"{REDACTED} {REDACTED}"
+    assert found.scrub("cookie-1") == "cookie-1"
+
+
+def test_a_password_of_the_environment_that_is_no_utf8_is_taken_out_too() -> None:
+    secrets = Secrets([os.fsdecode(b"hunter\xff-hunter")])
+    for written in ("hunter\udcff-hunter", "hunter%FF-hunter", base64.b64encode(b"u:hunter\xff-hunter").decode()):
+        assert secrets.scrub(f"no {written} here") == f"no {REDACTED} here", written
 
 
 def test_api_key(tmp_path: Path) -> None:

@@ -49,6 +49,20 @@ def test_segments_are_numbered_in_order_and_hold_every_row_once(tmp_path: Path) 
     spool.close(remove=False)
 
 
+def test_a_row_with_what_is_no_text_is_kept_as_text(tmp_path: Path) -> None:
+    """Whoever let it in: a worker that raised here would lose the turn, and all that it held."""
+    spool = Spool(tmp_path / "s", "w")
+    odd = msgspec.structs.replace(record("a", detail="a\ud83d"), flags=("\udcff", "plain \U0001f600"))
+    spool.add(odd)
+    spool.add(record("a", 1))
+    spool.journal(JournalLine(session_id="s\ud83d"))
+    kept, whole = left_in(spool.directory)
+    assert kept == msgspec.structs.replace(odd, error_detail="a\ufffd", flags=("\ufffd", "plain \U0001f600"))
+    assert (whole, spool.rows_written, spool.disk_error) == (record("a", 1), 2, None)
+    assert [line.session_id for line in read_journal(spool.directory)] == ["s\ufffd"]
+    spool.close(remove=False)
+
+
 def test_a_cut_without_rows_makes_no_segment(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", "w")
     spool.cut()
