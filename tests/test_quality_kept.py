@@ -24,7 +24,7 @@ from infersiege.plan.schema import Slo
 from infersiege.quality import Item, Said, kept, open_quality, score
 from infersiege.quality.checks import make_check
 from infersiege.quality.foreign import LONGEST_KEPT, LOOKED_AT
-from infersiege.quality.kept import MOST_KEPT
+from infersiege.quality.kept import MOST_KEPT, received
 from infersiege.records import KeptAnswer, Summary, TurnRecord
 from infersiege.report.details import Details
 from infersiege.report.junit import junit_xml
@@ -75,6 +75,7 @@ def test_what_is_kept_of_any_answer_is_read_as_it_was_written(text: str, calls: 
     assert len(answer.text) <= LONGEST_KEPT and sum(map(len, answer.tool_calls)) <= LONGEST_KEPT + MOST_KEPT
     said = Said.of(text).text
     assert answer.text_chars == len(said) and answer.calls == len(calls)
+    assert received(answer) == answer
     if len(said) <= LONGEST_KEPT and SECRET not in said and not re.search("[\0\ud800-\udfff]", said):
         assert scrub(said) == answer.text, "and nothing of a short answer is lost"
 
@@ -94,6 +95,27 @@ def test_where_an_answer_is_cut(text: str, expected: str, why: str) -> None:
     found = score(BASIC.items[0], text)
     answer = kept(found, Said.of(text), Secrets([SECRET]).scrub)
     assert answer is not None and answer.text == expected, why
+
+
+LONG = "x" * 200_000
+HOSTILE = KeptAnswer(
+    asked=(LONG,) * 1_000, text=f"a\0{LONG}", text_chars=len(LONG), tool_calls=(LONG,) * 1_000, calls=1_000
+)
+
+
+def test_a_record_brings_no_more_into_summary_and_page_than_is_kept() -> None:
+    """A worker on another host may send what it likes."""
+    answer = received(HOSTILE)
+    assert (len(answer.asked), len(answer.tool_calls)) == (MOST_KEPT, MOST_KEPT)
+    assert answer.text.startswith("a\ufffdxxx") and len(answer.text) == LONGEST_KEPT
+    assert sum(map(len, answer.tool_calls)) <= LONGEST_KEPT and received(answer) == answer
+    summary = summary_of(HOSTILE)
+    assert len(msgspec.json.encode(summary)) < 30_000
+    assert max(map(len, (page_of(summary), to_text(summary), markdown(summary)))) < 30_000
+    turn = make.turn(scenario="quality", quality=f"unscored s/a: {LONG}", answer=HOSTILE)
+    broken = summarise([turn], make.facts(checked=frozenset({"quality"})))
+    assert broken.unscored is not None and broken.unscored.first.startswith("s/a: xxx")
+    assert len(msgspec.json.encode(broken)) < 30_000
 
 
 def test_half_a_key_where_the_look_for_secrets_ends_is_not_kept() -> None:

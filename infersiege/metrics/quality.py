@@ -12,6 +12,8 @@ from typing import NamedTuple
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.metrics.proportions import chance_of_more, wilson
 from infersiege.quality.collapse import COLLAPSE_FLAGS
+from infersiege.quality.foreign import LONGEST_KEPT, fit
+from infersiege.quality.kept import received
 from infersiege.quality.score import UNSCORED, Score, read_score
 from infersiege.records import (
     AnswerExample,
@@ -84,7 +86,7 @@ class Answers:
         score = read_score(written)
         if score is not None:
             found = self.kept.setdefault(score.name, {})
-            _first(found, answer, (turn.due_ns, turn.request_id, score.broken is None))
+            _first(found, received(answer), (turn.due_ns, turn.request_id, score.broken is None))
 
     def merge(self, other: Answers) -> None:
         """Add all that `other` has."""
@@ -152,7 +154,9 @@ def unscored_answers(cells: Sequence[AnswersOf]) -> Unscored | None:
     if first is None:
         return None
     ordered = sorted(prompts.items(), key=lambda item: (-item[1], item[0]))
-    return Unscored(n=prompts.total(), prompts=dict(ordered), first=first[1].removeprefix(UNSCORED))
+    return Unscored(
+        n=prompts.total(), prompts=dict(ordered), first=fit(first[1].removeprefix(UNSCORED), LONGEST_KEPT, str)
+    )
 
 
 def wrong_answers(cells: Sequence[AnswersOf]) -> tuple[WrongAnswers, ...]:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from infersiege.quality.checks import Said
-from infersiege.quality.foreign import LONGEST_KEPT as LONGEST_KEPT
-from infersiege.quality.foreign import Redact, fit
+from infersiege.quality.foreign import LONGEST_KEPT, Redact, fit
 from infersiege.quality.score import Score
 from infersiege.records import KeptAnswer
 
@@ -32,6 +33,20 @@ def kept(score: Score, said: Said, redact: Redact) -> KeptAnswer | None:
         text_chars=len(said.text),
         tool_calls=tuple(fit(_call(call), LONGEST_KEPT // len(calls), redact) for call in calls),
         calls=len(said.tool_calls),
+    )
+
+
+def received(answer: KeptAnswer) -> KeptAnswer:
+    """What a record says was kept, with no more in it than `kept` keeps; an answer of `kept` as it is.
+
+    Records come from other hosts: whatever a worker sends there would be in summaries and pages.
+    """
+    calls = answer.tool_calls[:MOST_KEPT]
+    return msgspec.structs.replace(
+        answer,
+        asked=tuple(fit(one, LONGEST_ASKED, str) for one in answer.asked[:MOST_KEPT]),
+        text=fit(answer.text, LONGEST_KEPT, str),
+        tool_calls=tuple(fit(one, LONGEST_KEPT // len(calls), str) for one in calls),
     )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from infersiege.quality.kept import LONGEST_KEPT
 from infersiege.records import AnswerExample, AnswerHealth, QualityShare, Summary, Unscored, WrongAnswers
 from infersiege.redact import scrub
 from infersiege.report.charts import PALETTE, Chart, bar_gap, error_bars, layout_of, legend_name
@@ -188,7 +187,7 @@ def _wrong(wrong: Sequence[WrongAnswers], say: Words) -> str:
 def _said(example: AnswerExample, say: Words) -> list[str]:
     """Checks, answer and id as HTML. Ends of lines are the only form that is left of a text."""
     answer = example.answer
-    lines = [text(line) for line in scrub(answer.text[:LONGEST_KEPT]).splitlines()] if answer.text.strip() else []
+    lines = [text(line) for line in scrub(answer.text).splitlines()] if answer.text.strip() else []
     if answer.text_chars > len(answer.text):
         of_all = {"shown": count(len(answer.text)), "all": count(answer.text_chars)}
         lines.append(f'<span class="soft">{text(say("the first {shown} of {all} characters", **of_all))}</span>')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from infersiege.quality.kept import LONGEST_KEPT
 from infersiege.records import KeptAnswer, RuleResult, Summary, Verdict
 from infersiege.redact import scrub
 from infersiege.report.numbers import printable
@@ -16,7 +15,7 @@ _OF_ALL = frozenset({None, "quality"})
 
 def said(answer: KeptAnswer) -> str:
     """`"Rome"`, `"One moment.", calls weather {"city": "Rome"}`, `nothing`; on one line."""
-    text = printable(scrub(answer.text[:LONGEST_KEPT]))
+    text = printable(scrub(answer.text))
     parts = [f'"{text}"'] if text else []
     parts += [f"calls {printable(scrub(call))}" for call in answer.tool_calls]
     return ", ".join(parts) or "nothing"
