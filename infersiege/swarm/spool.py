@@ -213,9 +213,16 @@ class Spool:
         if not self.directory.exists():
             return None
         run = self._info.run_name if self._info is not None else "the run"
+        command = f"infersiege recover RUN_DIRECTORY {shlex.quote(str(self.directory))}"
+        if orphaned:
+            return (
+                f"no word of the master any more: left {run} with its records in {self.directory}; a master on this "
+                f"host that still lives takes them from there by itself, otherwise bring them into the run directory "
+                f"with: {command}"
+            )
         return (
             f"records that the master did not take are in {self.directory}; bring them into the run directory of {run} "
-            f"with: infersiege recover RUN_DIRECTORY {shlex.quote(str(self.directory))}"
+            f"with: {command}"
         )
 
     def close(self, *, remove: bool) -> None:

@@ -120,7 +120,9 @@ class Worker:
             return _told(self._failure)
         if self._leaving.first is not None:
             self._clock.measured_again()  # the master answers once it has heard our farewell; its end may be far
-        elif self._control.reason is not Reason.NO_LEASE:
+        elif self._control.reason is Reason.NO_LEASE:  # the run did not end for us, wherever it is now
+            return ExitCode.INVALID_RUN
+        else:
             self._finished.wait(3.0)
         return ExitCode.PASS
 
