@@ -75,17 +75,17 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one metric. Changes are of the candidate against the baseline: 0.1 is 10 % more, or 10 points."""
 
     name: str
-    baseline: float | None
-    """Geometric mean over the runs; of a share the mean. None: no verdict was possible."""
-    candidate: float | None
-    change: float | None
-    low: float | None
-    """The 95 % confidence interval of the change, of this metric alone."""
-    high: float | None
-    p: float | None
-    """Chance of looking as bad by accident, corrected for all metrics of the gate."""
     verdict: Verdict
     detail: str
+    baseline: float | None = None
+    """Geometric mean over the runs; of a share the mean. None, also below: no verdict was possible."""
+    candidate: float | None = None
+    change: float | None = None
+    low: float | None = None
+    """The 95 % confidence interval of the change, of this metric alone."""
+    high: float | None = None
+    p: float | None = None
+    """Chance of looking as bad by accident, corrected for all metrics of the gate."""
 
 
 def floor_of(values: Sequence[float], *, share: bool) -> Floor | None:
@@ -338,14 +338,4 @@ def _written(value: float, sample: Sample) -> str:
 
 
 def _unknown(sample: Sample, why: str) -> Change:
-    return Change(
-        name=sample.name,
-        baseline=None,
-        candidate=None,
-        change=None,
-        low=None,
-        high=None,
-        p=None,
-        verdict=Verdict.NO_DATA,
-        detail=why,
-    )
+    return Change(name=sample.name, verdict=Verdict.NO_DATA, detail=why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from infersiege.gate.relative import COMPARABLE
 from infersiege.records import RuleResult, Summary, Verdict
 from infersiege.report import rule_words
-from infersiege.report.charts import PALETTE, Chart, bar_gap, error_bars, layout_of, legend_name
+from infersiege.report.charts import PALETTE, Chart, Ranged, ranged_bars
 from infersiege.report.headline import VERDICTS, verdict_word
 from infersiege.report.markup import english, grid, items, table, text
 from infersiege.report.numbers import ABSENT, printable
@@ -61,31 +61,17 @@ def _change(rule: RuleResult) -> tuple[str, str]:
 
 
 def _chart(rules: list[RuleResult], say: Words) -> Chart:
-    names = [legend_name(printable(_short(rule))) for rule in rules]
-    changes = [100 * (rule.change or 0.0) for rule in rules]
-    ends = [(rule.change_low, rule.change_high) for rule in rules]
-    above = [0.0 if high is None else 100 * high - at for at, (_, high) in zip(changes, ends, strict=True)]
-    below = [0.0 if low is None else at - 100 * low for at, (low, _) in zip(changes, ends, strict=True)]
     words = ", ".join(f"{_short(rule)} {rule_words.change(rule)}" for rule in rules)
-    figure = {
-        "data": [
-            {
-                "type": "bar",
-                "name": say("Change"),
-                "x": names,
-                "y": [round(one, 3) for one in changes],
-                "marker": {"color": PALETTE[0]},
-                "error_y": error_bars([round(one, 3) for one in above], [round(one, 3) for one in below]),
-            }
-        ],
-        "layout": layout_of(
-            say("change, % or points"),
-            xaxis={"type": "category"},
-            yaxis={"title": {"text": say("change, % or points")}, "zeroline": True},
-            showlegend=False,
-            bargap=bar_gap(len(names)),
-        ),
-    }
+    bars = [Ranged(_short(rule), rule.change or 0.0, rule.change_low, rule.change_high) for rule in rules]
+    axis = say("change, % or points")
+    figure = ranged_bars(
+        say("Change"),
+        bars,
+        axis,
+        color=PALETTE[0],
+        xaxis={"type": "category"},
+        yaxis={"title": {"text": axis}, "zeroline": True},
+    )
     return Chart(
         key="baseline",
         title=say("Change against the baseline"),

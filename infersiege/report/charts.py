@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -93,15 +93,40 @@ class Bins:
         return [Histogram.from_sparse(counts) for counts in made]
 
 
-def error_bars(above: Sequence[float], below: Sequence[float]) -> Figure:
-    """Ends of ranges on bars, in a colour that is seen on a bar and on a page of either theme."""
-    ends = {"type": "data", "symmetric": False, "array": list(above), "arrayminus": list(below)}
-    return {**ends, "color": "#d08a2e", "thickness": 2.2, "width": 7}
+class Ranged(NamedTuple):
+    """A bar and the range that its value is in: shares, or changes as such."""
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
 
 
-def bar_gap(bars: int) -> float:
-    """Few bars on a wide chart are no wider than many: share of the axis that stays free."""
-    return round(max(0.25, 1.0 - 0.08 * bars), 2)
+def ranged_bars(series: str, bars: Sequence[Ranged], y_title: str, *, color: str, **axes: Figure) -> Figure:
+    """A bar in percent for each, with its range; an end that is not known is not drawn. `axes`: of `layout_of`."""
+    # Rounded: what a chart can show.
+    above = [round(0.0 if bar.high is None else 100 * (bar.high - bar.value), 3) for bar in bars]
+    below = [round(0.0 if bar.low is None else 100 * (bar.value - bar.low), 3) for bar in bars]
+    drawn = {
+        "type": "bar",
+        "name": series,
+        "x": [legend_name(bar.label) for bar in bars],
+        "y": [round(100 * bar.value, 3) for bar in bars],
+        "marker": {"color": color},
+        # In a colour that is seen on a bar and on a page of either theme.
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+            "color": "#d08a2e",
+            "thickness": 2.2,
+            "width": 7,
+        },
+    }
+    # Few bars on a wide chart are no wider than many: share of the axis that stays free.
+    gap = round(max(0.25, 1.0 - 0.08 * len(bars)), 2)
+    return {"data": [drawn], "layout": layout_of(y_title, showlegend=False, bargap=gap, **axes)}
 
 
 def legend_name(label: str) -> str:

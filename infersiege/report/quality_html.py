@@ -10,7 +10,7 @@ from rich.text import Text
 
 from infersiege.records import AnswerExample, AnswerHealth, QualityShare, Summary, Unscored, WrongAnswers
 from infersiege.redact import scrub
-from infersiege.report.charts import PALETTE, Chart, bar_gap, error_bars, layout_of, legend_name
+from infersiege.report.charts import PALETTE, Chart, Ranged, ranged_bars
 from infersiege.report.details import Details
 from infersiege.report.errors_html import cells_of_example, example_columns
 from infersiege.report.fitting import plain_table
@@ -107,30 +107,15 @@ def _chart(shares: Sequence[QualityShare], say: Words) -> Chart:
     words = ", ".join(
         f"{printable(where_of(one))} {share(one.share)} ({_range(one)}, n {count(one.n)})" for one in shown
     )
-    # Rounded: what a chart can show.
-    points = [
-        (round(100 * one.share, 2), round(100 * (one.high - one.share), 2), round(100 * (one.share - one.low), 2))
-        for one in shown
-    ]
-    figure = {
-        "data": [
-            {
-                "type": "bar",
-                "name": say("Passed"),
-                "x": [legend_name(where_of(one)) for one in shown],
-                "y": [value for value, _, _ in points],
-                "marker": {"color": PALETTE[2]},
-                "error_y": error_bars([above for _, above, _ in points], [below for _, _, below in points]),
-            }
-        ],
-        "layout": layout_of(
-            say("passed, %"),
-            xaxis={"type": "category", "title": {"text": say("stage") if staged else say("set")}},
-            yaxis={"title": {"text": say("passed, %")}, "range": [0, 105], "zeroline": False},
-            showlegend=False,
-            bargap=bar_gap(len(shown)),
-        ),
-    }
+    axis = say("passed, %")
+    figure = ranged_bars(
+        say("Passed"),
+        [Ranged(where_of(one), one.share, one.low, one.high) for one in shown],
+        axis,
+        color=PALETTE[2],
+        xaxis={"type": "category", "title": {"text": say("stage") if staged else say("set")}},
+        yaxis={"title": {"text": axis}, "range": [0, 105], "zeroline": False},
+    )
     return Chart(
         key="quality",
         title=say("Checked answers that passed"),
@@ -212,7 +197,7 @@ def _health(answers: Sequence[AnswerHealth], say: Words) -> str:
 
 
 def _examples(details: Details, start_ns: int, say: Words) -> str:
-    """Ids by which they are found in turns.jsonl and in the server's log; the texts are kept nowhere."""
+    """Ids by which they are found in turns.jsonl and in the server's log, and no texts."""
     titles = dict(zip(_CASES, _TITLES, strict=True))
     rows = [
         [text(say(titles[flag])), *cells_of_example(one, start_ns, say)]
