@@ -16,7 +16,8 @@ from infersiege.metrics.facts import AskedLoad, SteadyWindow
 from infersiege.metrics.summary import summarise
 from infersiege.metrics.windows import windows
 from infersiege.plan.load_schema import Load, Sine, Stage
-from infersiege.plan.schema import Channel, Plan, Run, Workload
+from infersiege.plan.schema import Channel, Plan, Run, Stop, Workload
+from infersiege.plan.streams import spans_of
 from infersiege.records import Phase, Reason, Summary, TurnRecord, WorkerSummary
 from infersiege.report.delivered import TITLE
 from infersiege.report.latency import DUE_TITLE
@@ -225,6 +226,35 @@ def test_a_rate_that_swings_is_expected_as_it_swings() -> None:
     swinging, steady = run_facts(file, started_ns=T0, ended_ns=T0 + 20 * SECOND).loads
     assert swinging.rate == pytest.approx(10 * (1 + 2 / 3.141592653589793))
     assert steady.rate == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("load", "settling"),
+    [
+        (Load(users=4, warmup_ns=0, ramp_ns=SECOND), "ramp of 1.0 s (load.ramp)"),
+        (Load(users=4, warmup_ns=30 * SECOND, ramp_ns=SECOND), "warm-up of 30 s (load.warmup)"),
+        (Load(users=4, warmup_ns=SECOND, ramp_ns=SECOND), "warm-up of 1.0 s (load.warmup)"),
+        (Load(users=4, warmup_ns=0, ramp_ns=0), None),
+        (
+            Load(warmup_ns=9 * SECOND, stages=(Stage(users=4, duration_ns=60 * SECOND, warmup_ns=0, ramp_ns=SECOND),)),
+            "ramp of 1.0 s (stage.ramp)",
+        ),
+    ],
+    ids=["the ramp", "the warm-up is longer", "as long", "neither", "of a stage"],
+)
+def test_what_a_run_measures_after_is_named_by_its_key(load: Load, settling: str | None) -> None:
+    plan = Plan(
+        run=Run(stop=Stop(sessions=10), duration_ns=60 * SECOND),
+        channels={"c": Channel(engine="vllm", model="m")},
+        workloads=(Workload(scenario="s", trace="builtin:short-qa"),),
+        load=load,
+    )
+    stage = StageFacts(
+        name="main", started_ns=T0, steady_started_ns=T0 + spans_of(plan)[0].steady_ns, steady_ended_ns=T0 + 99 * SECOND
+    )
+    file = PlanFile(run_id="r", name="n", created_ns=T0, nonce="n", plan=msgspec.to_builtins(plan), stages=(stage,))
+    facts = run_facts(file, started_ns=T0, ended_ns=T0 + 99 * SECOND)
+    assert (facts.settling, facts.counted) == (settling, True)
 
 
 def test_a_dry_run_of_a_mix_counts_every_load(capsys: pytest.CaptureFixture[str]) -> None:

@@ -623,6 +623,54 @@ def test_a_window_without_turns_names_what_became_of_the_turns() -> None:
     )
 
 
+RAMP = "ramp of 1.0 s (load.ramp)"
+
+
+@pytest.mark.parametrize(
+    ("steady", "failed", "facts", "said"),
+    [
+        (
+            False, 0, {"settling": RAMP, "counted": True},
+            f"no steady window was reached: the run ended within its {RAMP}; play more sessions (run.stop), or shorten "
+            "the ramp",
+        ),
+        (
+            False, 0, {"settling": "warm-up of 30 s (load.warmup)"},
+            "no steady window was reached: the run ended within its warm-up of 30 s (load.warmup); lengthen "
+            "run.duration or the trace, or shorten the warm-up",
+        ),
+        (
+            False, 0, {},
+            "no steady window was reached: the run ended within its warm-up; lengthen run.duration or the trace, or "
+            "shorten the warm-up",
+        ),
+        (
+            True, 3, {"settling": RAMP, "counted": True},
+            f"no turn was due in the steady window, which begins after a {RAMP}; play more sessions (run.stop), or "
+            "shorten the ramp",
+        ),
+        (
+            True, 12, {"settling": RAMP, "counted": True},
+            "no turn was due in the steady window: of the 24 turns of the run 12 did not succeed (failed: no_output "
+            "12)",
+        ),
+        (
+            True, 0, {},
+            "no turn was due in the steady window; check the trace's length, the rate and the warm-up",
+        ),
+    ],
+    ids=["all within the ramp", "by time", "a run of old", "few failed, and are not why", "half failed", "not known"],
+)  # fmt: skip
+def test_a_run_that_measured_nothing_names_what_it_ended_in(
+    steady: bool, failed: int, facts: dict[str, Any], said: str
+) -> None:
+    early: dict[str, Any] = {"phase": Phase.WARMUP}
+    turns = [make.failed(-900, -899, ErrorClass.NO_OUTPUT, **early) for _ in range(failed)]
+    turns += [make.streamed(-800, [-790, -780], **early) for _ in range(24 - failed)]
+    facts = facts if steady else {**facts, "steady": ()}
+    assert summarise(turns, make.facts(**facts)).invalid == (said,)
+
+
 def test_a_steady_phase_in_which_all_was_too_long_says_so() -> None:
     summary = summarise([make.skipped(Reason.TOO_LONG) for _ in range(7)], make.facts())
     assert any("none of the 7 turns that were due in the steady" in text for text in summary.warnings)

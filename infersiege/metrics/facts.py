@@ -81,6 +81,11 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     emulated: tuple[str, ...] = ()
     """Channels whose target said that it is our own emulator (turns with the flag `emulated` say so as well)."""
     steady: tuple[SteadyWindow, ...] = ()
+    settling: str | None = None
+    """What of the first stage is in no figure, and by which key: `ramp of 1 s (load.ramp)`; None: nothing is, or it is
+    not known."""
+    counted: bool = False
+    """It was to end with so many sessions."""
     loads: tuple[AskedLoad, ...] = ()
     limits: tuple[RequestLimit, ...] = ()
     """Per-request limits behind goodput (gate.request_limits)."""

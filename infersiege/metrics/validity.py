@@ -13,6 +13,7 @@ from infersiege.metrics.delivery import Delivered, inside, instants
 from infersiege.metrics.groups import LENGTH_TOLERANCE, prompt_lengths
 from infersiege.metrics.held import about_rate_limits, held_back
 from infersiege.metrics.limits import WIDE_SLACK_NS, too_many
+from infersiege.metrics.unmeasured import ends, why_unmeasured
 from infersiege.records import ClientVerdict, Counts, ErrorClass, GroupSummary, Outcome, Reason
 
 DELIVERED_FLOOR = 0.95
@@ -45,7 +46,7 @@ def invalid_reasons(collector: Collector, counts: Counts, loads: Sequence[Delive
     reasons += _conservation(collector, counts)
     reasons += lost_workers(collector, counts)
     reasons += _faults_of_ours(collector)
-    reasons += _windows(collector)
+    reasons += why_unmeasured(collector)
     reasons += [reason for one in loads if (reason := _undelivered(collector, one)) is not None]
     reasons += _client(collector)
     return tuple(dict.fromkeys(reasons))
@@ -76,36 +77,6 @@ def _faults_of_ours(collector: Collector) -> list[str]:
         f"{collector.internal} turns were not sent because of a fault of infersiege ({collector.internal_detail}); "
         "please report it"
     ]
-
-
-def _windows(collector: Collector) -> list[str]:
-    if collector.facts.interrupted and not (collector.windows and collector.cells):
-        where = "before any turn was due in its steady window" if collector.windows else "in its warm-up"
-        return [f"the run was interrupted {where}: nothing was measured"]
-    if not collector.windows:
-        if any(reason.startswith("no steady window") for reason in collector.facts.invalid):
-            return []  # the master knew why
-        return ["no steady window was reached: the run ended inside its warm-up; lengthen duration or shorten warmup"]
-    if not collector.cells:
-        return [_nothing_due(collector)]
-    return []
-
-
-def _nothing_due(collector: Collector) -> str:
-    """What became of the turns before the window, where that explains why there were none in it."""
-    said, ends = "no turn was due in the steady window", _ends(collector.ends)
-    if not ends:
-        return f"{said}; check the trace's length, the rate and the warm-up"
-    turns = collector.outcomes.total()
-    return f"{said}: of the {turns} turns of the run {collector.ends.total()} did not succeed ({ends})"
-
-
-def _ends(counts: Counter[str]) -> str:
-    """The most frequent ones: `failed: context_length 12, skipped: after_failure 3`."""
-    worst = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    # What the run's end left is on the list of every run and explains nothing.
-    told = [(name, count) for name, count in worst if name != f"skipped: {Reason.RUN_END}"]
-    return ", ".join(f"{name} {count}" for name, count in told[:3])
 
 
 def _too_many(one: Delivered) -> str:
@@ -307,8 +278,8 @@ def _about_turns(collector: Collector) -> list[str]:
     for cell in collector.cells.values():
         unplayed.update(cell.unplayed)
     if unplayed and not ended:
-        ends = _ends(unplayed) or f"skipped: {Reason.RUN_END} {unplayed.total()}"
-        warnings.append(f"none of the {unplayed.total()} turns that were due in the steady window ended: {ends}")
+        how = ends(unplayed) or f"skipped: {Reason.RUN_END} {unplayed.total()}"
+        warnings.append(f"none of the {unplayed.total()} turns that were due in the steady window ended: {how}")
     contradicting = _tally(collector, "contradicting")
     if contradicting:
         warnings.append(

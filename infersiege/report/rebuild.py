@@ -29,6 +29,7 @@ from infersiege.records import ClientHealth, EventRow, SeriesRow, Summary, Verdi
 from infersiege.report.collect import Collected
 from infersiege.report.details import Details
 from infersiege.report.html import render
+from infersiege.report.numbers import span
 from infersiege.report.pieces import observe, observe_in_pieces
 from infersiege.report.words import ENGLISH, Words
 from infersiege.rundir import SERIES, TURNS, LeftOut, PlanFile, RunDirectory, StageFacts, StreamFacts
@@ -88,7 +89,7 @@ def _loads(plan: Plan, stages: Sequence[StageFacts]) -> Iterator[AskedLoad]:
     """What the plan asked for, by stage and load."""
     # A run that ends after so many sessions runs out of them before its last users are done: what was asked is the
     # sessions, not the users.
-    counted = plan.run.stop is not None and plan.run.stop.sessions is not None
+    counted = _is_counted(plan)
     if not stages:
         yield AskedLoad(mode=plan.load.mode, users=None if counted else plan.load.users, rate=plan.load.rate)
     streams = streams_of(plan) if stages else ()
@@ -103,6 +104,21 @@ def _loads(plan: Plan, stages: Sequence[StageFacts]) -> Iterator[AskedLoad]:
                 rate=_mean_rate(stream, place, facts, stages[0].started_ns) if stream.rates else told.rate,
                 arrivals=told.arrivals,
             )
+
+
+def _is_counted(plan: Plan) -> bool:
+    return plan.run.stop is not None and plan.run.stop.sessions is not None
+
+
+def _settling(plan: Plan, stages: Sequence[StageFacts]) -> str | None:
+    """As RunFacts has it: the longer one of warm-up and ramp."""
+    settling_ns = stages[0].steady_started_ns - stages[0].started_ns if stages else 0
+    if settling_ns <= 0:
+        return None
+    own = plan.load.stages[0].warmup_ns if plan.load.stages else None
+    warmup_ns, where = plan.load.warmup_ns if own is None else own, "stage" if plan.load.stages else "load"
+    ramp = settling_ns > warmup_ns
+    return f"{'ramp' if ramp else 'warm-up'} of {span(settling_ns)} ({where}.{'ramp' if ramp else 'warmup'})"
 
 
 def _mean_rate(stream: Stream, place: int, facts: StageFacts, started_ns: int) -> float | None:
@@ -132,6 +148,8 @@ def run_facts(file: PlanFile, *, started_ns: int, ended_ns: int, noticed: Sequen
             )
             for stage in file.stages
         ),
+        settling=_settling(plan, file.stages),
+        counted=_is_counted(plan),
         # Against half of the records every load looks undelivered.
         loads=() if file.missing_workers else tuple(_loads(plan, file.stages)),
         limits=gate.request_limits(plan.slos),
