@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from chat_server import Reply, chat_server
-from siege import Siege, check_conserved, plan_text
+from siege import Siege, check_conserved, check_passed, plan_text
 
 from infersiege.emulator.process import EmulatorProcess
 from infersiege.errors import PlanError
@@ -128,7 +128,7 @@ def test_checked_prompts_in_a_load_on_two_workers(siege: Siege, tmp_path: Path) 
             more=f"{rules}{quality_file(tmp_path)}share = 0.3",
         )
         ran = siege.run(text, "--workers", "2")
-    assert ran.code == 0, ran.out
+    check_passed(ran)
     check_conserved(ran)
     checked = [turn for turn in ran.turns if turn.scenario == "quality"]
     assert abs(len(checked) - 0.3 * len(ran.turns)) <= 3
@@ -148,7 +148,8 @@ def test_checked_prompts_in_a_load_on_two_workers(siege: Siege, tmp_path: Path) 
     assert everything.distributions["ttft"].n == groups["short-qa"].counts.ok, "but in no percentile of the load"
     assert groups["quality"].distributions["ttft"].n == len(checked)
     rules_of = [rule for rule in summary.rules if rule.metric == "quality"]
-    assert [rule.verdict for rule in rules_of] == [Verdict.PASS, Verdict.NO_DATA if whole.n < 30 else Verdict.FAIL]
+    if not summary.invalid:  # as on a machine too busy for its own client
+        assert [rule.verdict for rule in rules_of] == [Verdict.PASS, Verdict.NO_DATA if whole.n < 30 else Verdict.FAIL]
     assert not summary.answers and "Checked answers" in ran.out
     page = (ran.path / "report.html").read_text(encoding="utf-8")
     assert "hard/none: number, contains" in page and "Quality of the answers" in page
@@ -248,7 +249,7 @@ def test_by_themselves_each_once(siege: Siege) -> None:
             'model = "emulated-model"\n[load]\nmode = "closed"\nusers = 4\nramp = "0s"\n[quality]\nshare = 1\n'
         )
         ran = siege.run(plan)
-    assert ran.code == 0, ran.out
+    check_passed(ran)
     assert len({turn.session_id for turn in ran.turns}) == len(ran.turns) == 42
     assert ran.summary.quality[0].n == 42
     assert ran.summary.groups[0].distributions["ttft"].n == 42, "where they are all there is, they have their latencies"
