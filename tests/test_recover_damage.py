@@ -247,9 +247,12 @@ def test_a_spool_with_a_torn_spool_json_is_named(siege: Siege) -> None:
     code, out = siege.command("recover", str(crash.path))
     assert code == 2 and "no spool of 1 more of 2 workers" in out
     assert f"spool.json can't be read in {spool}, which may be it" in out
+    copy = shutil.copytree(crash.path, siege.folder / "copy")
+    code, out = siege.command("recover", str(copy), "--partial", "--keep")
+    assert code == 3 and f"warning: spool.json can't be read in {spool}: if that is of this run" in out
     (spool / "spool.json").write_bytes(sound)
     code, out = siege.command("recover", str(crash.path))
-    assert code == 3 and len(crash.rows()) == 6, out
+    assert code == 3 and len(crash.rows()) == 6 and "spool.json" not in out, out
 
 
 def test_only_spools_that_may_be_of_the_run_are_named(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ def _list(superfluous: bool) -> None:
     for line in closed:
         click.echo(f"note: {escaped(line)}", err=True)
     if not spools:
-        click.echo(f"no spools in {spool_root(os.environ)}: nothing was left behind")
+        rest = "nothing was left behind" if not closed else "none that can be looked into"
+        click.echo(f"no spools in {spool_root(os.environ)}: {rest}")
         return
     runs: dict[str | None, list[Listed]] = {}
     for one in spools:

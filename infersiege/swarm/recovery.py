@@ -104,6 +104,9 @@ def recover(
     _note(run, marker)
     run.drop_torn_rows()
     result = _Work(run, file, leftovers, tally, missing).settle()
+    if damaged:
+        places = ", ".join(map(str, damaged))
+        result.remarks.append(f"spool.json can't be read in {places}: if that is of this run, its records are given up")
     _note(run, msgspec.structs.replace(marker, settled=True))
     _remove(run, marker, keep=keep)
     return result
