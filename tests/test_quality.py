@@ -15,15 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infersiege.emulator.text import prose
-from infersiege.errors import ExitCode, TraceError
+from infersiege.errors import ExitCode, PlanError, TraceError
 from infersiege.gate import exit_code, judge
 from infersiege.metrics.facts import SteadyWindow
 from infersiege.metrics.proportions import chance_of_more, wilson
 from infersiege.metrics.summary import summarise
-from infersiege.plan.schema import Slo
+from infersiege.plan.load import load_plan
+from infersiege.plan.quality_schema import Quality
+from infersiege.plan.schema import Channel, Plan, Slo, Workload
+from infersiege.plan.trace import trace_of
 from infersiege.quality import Item, Said, Score, collapse_flags, open_quality, read_score, score, unscored
 from infersiege.quality.checks import make_check, normalised, numbers_in
 from infersiege.quality.collapse import is_garbled, is_looped
+from infersiege.quality.items import FORMAT
 from infersiege.quality.json_shape import faults_of_schema, fits
 from infersiege.records import ErrorClass, Outcome, Summary, TurnRecord, Verdict
 
@@ -150,7 +154,7 @@ def test_a_check_that_is_none(check: dict[str, Any], said: str) -> None:
 
 # ------------------------------------------------------------------------------------------------------- own code
 
-OWN_CHECKS = """import json, sys
+OWN_CHECKS = """import json, os, sys
 def yes(text, calls): return 1
 def no(text, calls): return []
 def number(text, calls): return float(text) > 1
@@ -162,6 +166,7 @@ def no_arguments(): return True
 def two_lines(text, calls): raise ValueError("one\\n  two")
 async def later(text, calls): return True
 def pieces(text, calls): yield True
+def tells(text, calls): raise ValueError("no" + os.environ["OWN_KEY"] + " \\ud83d")
 """
 
 
@@ -227,6 +232,34 @@ def test_own_code_that_can_be_no_check(own_checks: str, written_check: str, said
 def test_a_checker_that_breaks_on_its_own_answers_is_told_before_the_load(own_checks: str, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"can't be carried out on its own answers: callable .*:leaves, line 7"):
         item_with(tmp_path, {"callable": f"{own_checks}:leaves"}, good="yes")
+
+
+def test_what_own_code_says_while_the_file_is_read_is_redacted_and_text(
+    own_checks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On import, and of its own answers; by the plan's check and by whoever opens its trace."""
+    key, said, broken = "correct-horse-battery", "Error: no[redacted] \ufffd", f"broken_{own_checks}"
+    (tmp_path / f"{broken}.py").write_text('import os\nraise RuntimeError("no" + os.environ["OWN_KEY"] + " \\ud83d")\n')
+    monkeypatch.setenv("OWN_KEY", key)
+    for function in (f"{broken}:f", f"{own_checks}:tells"):
+        file = written(tmp_path, {"id": "a", "prompt": "Hi", "checks": [{"callable": function}], "good": "yes"})
+        plan = tmp_path / "plan.toml"
+        plan.write_text(
+            '[channel.c]\nengine = "vllm"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\napi_key_env = "OWN_KEY"\n'
+            f'[run]\nduration = "9s"\n[load]\nusers = 1\n[quality]\nfile = "{file}"\nallow_code = true\n'
+        )
+        with pytest.raises(PlanError) as refused:
+            load_plan(plan)
+        (fault,) = refused.value.faults
+        assert said in str(fault) and key not in str(fault)
+        opened = Workload(scenario="s", trace=str(file), format=FORMAT)
+        whole = Plan(
+            channels={"c": Channel(engine="vllm", model="m", api_key_env="OWN_KEY")},
+            workloads=(opened,),
+            quality=Quality(file=str(file), allow_code=True),
+        )
+        with pytest.raises(TraceError, match=re.escape(said)):
+            trace_of(whole, opened)
 
 
 @given(st.text(max_size=300))

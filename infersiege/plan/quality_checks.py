@@ -6,7 +6,9 @@ part in the load of its own: it takes its share of the sessions of the first loa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +18,7 @@ from infersiege.errors import TraceError
 from infersiege.plan.defaults import BUILTIN, local_file
 from infersiege.plan.schema import Channel, Plan, Workload
 from infersiege.quality.items import FORMAT, open_quality
+from infersiege.redact import Secrets
 
 if TYPE_CHECKING:
     from infersiege.plan.checks import Draft
@@ -41,10 +44,15 @@ def quality(draft: Draft) -> None:
         return
     file = wanted.file if wanted.file.startswith(BUILTIN) else str(local_file(wanted.file, draft.base))
     try:
-        open_quality(file, tools=wanted.tools, allow_code=wanted.allow_code)
+        open_quality(file, tools=wanted.tools, allow_code=wanted.allow_code, redact=partial(_redacted, draft))
     except TraceError as error:
         said = "; ".join(str(error).split("\n"))
         faults.add(("quality", "file"), f"{said}; {error.hint}" if error.hint else said)
+
+
+def _redacted(draft: Draft, text: str) -> str:
+    """Own code that is tried may say a key that it met."""
+    return Secrets.of(draft.plan, os.environ if draft.environ is None else draft.environ).scrub(text)
 
 
 def with_quality(plan: Plan) -> Plan:

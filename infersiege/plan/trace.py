@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from infersiege.plan.schema import Plan, Workload
 from infersiege.quality.items import FORMAT, open_quality
+from infersiege.redact import Secrets
 from infersiege.traces import Trace, open_trace
 
 
@@ -17,6 +19,7 @@ def trace_of(plan: Plan, workload: Workload) -> Trace:
             tools=workload.options.get("tools") is not False,
             allow_code=plan.quality is not None and plan.quality.allow_code,
             limit=workload.limit,
+            redact=lambda said: Secrets.of(plan, os.environ).scrub(said),
         )
     return open_trace(
         workload.trace,

@@ -18,8 +18,10 @@ from typing import Any
 
 import msgspec
 
+from infersiege.channels.redaction import scrub
 from infersiege.errors import TraceError
 from infersiege.quality.checks import Check, CheckError, Said, make_check
+from infersiege.quality.foreign import LONGEST_KEPT, Redact, fit
 from infersiege.records import Session, Turn
 
 FORMAT = "quality"
@@ -104,8 +106,11 @@ class QualityTrace:
         return self.item(index).session
 
 
-def open_quality(spec: str, *, tools: bool = True, allow_code: bool = False, limit: int | None = None) -> QualityTrace:
-    """Read `builtin:NAME` or a file. `tools`: with those prompts that call tools. `allow_code`: also `callable` checks.
+def open_quality(
+    spec: str, *, tools: bool = True, allow_code: bool = False, limit: int | None = None, redact: Redact = scrub
+) -> QualityTrace:
+    """Read `builtin:NAME` or a file. `tools`: with those prompts that call tools. `allow_code`: also `callable` checks;
+    what their code says of its faults goes through `redact`.
 
     Raises TraceError with path and line for every fault there is, the first twenty of them.
     """
@@ -125,7 +130,7 @@ def open_quality(spec: str, *, tools: bool = True, allow_code: bool = False, lim
             seen.add(item.name)
             items.append(item)
         except ValueError as error:
-            faults.append(f"{place}: {error}")
+            faults.append(f"{place}: {fit(str(error), LONGEST_KEPT, redact)}")
     if faults:
         more = f" … and {len(faults) - 20} more" if len(faults) > 20 else ""
         raise TraceError("\n".join(faults[:20]) + more, hint="docs/quality.md has the keys and the kinds of checks")
