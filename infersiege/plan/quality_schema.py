@@ -30,5 +30,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     keep_answers: Annotated[
         bool,
-        meta("Keep what answers said that failed a check, or could not be checked, cut and redacted; else no answer is"),
+        meta(
+            "Keep what answers said that failed a check, or could not be checked, cut and redacted; else no answer is"
+        ),
     ] = False
