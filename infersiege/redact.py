@@ -58,7 +58,7 @@ def api_key(channel: Channel, environ: Mapping[str, str]) -> str | None:
         return fit_key(key, f"the environment variable {channel.api_key_env}") if key else None
     if channel.api_key_file is None:
         return None if channel.from_file is None else _borrowed_key(channel.from_file)
-    path = Path(channel.api_key_file).expanduser()
+    path = _expanded(channel.api_key_file)
     text = _text_of(path, "key", "api_key_file names it").strip()
     if not text:
         raise UsageError(f"{path}: the key file is empty", hint="it must hold the key and nothing else")
@@ -74,11 +74,18 @@ def redis_password(access: RedisAccess, environ: Mapping[str, str]) -> str | Non
         return environ.get(access.password_env, "").strip("\r\n") or None
     if access.password_file is None:
         return None
-    path = Path(access.password_file).expanduser()
+    path = _expanded(access.password_file)
     text = _text_of(path, "password", "password_file of [redis] names it").strip("\r\n")
     if not text:
         raise UsageError(f"{path}: the password file is empty", hint="it must hold the password and nothing else")
     return text
+
+
+def _expanded(written: str) -> Path:
+    path = Path(written)
+    with suppress(RuntimeError):  # `~nobody`: told as a file that is not there
+        path = path.expanduser()
+    return path
 
 
 def _text_of(path: Path, what: str, hint: str) -> str:

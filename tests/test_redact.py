@@ -166,6 +166,7 @@ def test_secrets_of_a_plan_come_from_variables_and_files(tmp_path: Path) -> None
             "a": channel(api_key_env="A"),
             "b": channel(api_key_file=str(tmp_path / "key")),
             "c": channel(api_key_file=str(tmp_path / "none")),
+            "e": channel(api_key_file="~no-such-user-here/key"),
             "d": channel(),
         },
         workloads=(),
