@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from infersiege.capacity.child import Interrupted, Interruption
 from infersiege.redact import scrub
 from infersiege.telemetry.idle import EnginePage, ask
 
@@ -62,3 +63,24 @@ def wait_until_idle(
             return Idleness(by="gauges", waited_s=round(waited, 3), dirty=True, detail=detail)
         sleep(POLL_S)
     return Idleness(by="gauges", waited_s=round(clock() - start, 3), dirty=True, detail="not waited for: interrupted")
+
+
+def wait_before_run(
+    pages: Sequence[EnginePage],
+    environ: Mapping[str, str],
+    interruption: Interruption,
+    *,
+    pause_s: float,
+    limit_s: float,
+) -> Idleness:
+    """`wait_until_idle`, by the engines' own pages. Raises Interrupted when somebody stopped us."""
+    idle = wait_until_idle(
+        pages,
+        lambda page: requests_of(page, environ),
+        pause_s=pause_s,
+        limit_s=limit_s,
+        stopped=interruption.asked,
+    )
+    if interruption.asked():
+        raise Interrupted
+    return idle

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from infersiege.capacity.child import Interrupted, Interruption, execute, last_error, why_not_begun
-from infersiege.capacity.idle import requests_of, wait_until_idle
+from infersiege.capacity.idle import wait_before_run
 from infersiege.capacity.search import Judged
 from infersiege.capacity.state import Probe
 from infersiege.capacity.verdict import judge_probe
@@ -97,15 +97,13 @@ def run_probe(
     Raises Interrupted; TargetError when the target refuses; UsageError or RunInvalidError when the run could not begin,
     the latter for want of its workers; InternalError.
     """
-    idle = wait_until_idle(
+    idle = wait_before_run(
         pages,
-        lambda page: requests_of(page, settings.environ),
+        settings.environ,
+        interruption,
         pause_s=settings.pause_s,
         limit_s=settings.idle_limit_s,
-        stopped=interruption.asked,
     )
-    if interruption.asked():
-        raise Interrupted
     changes = [*settings.overrides, *more, *changes_of(probe.load, unit, probe.duration_ns)]
     path = settings.folder / probe.directory
     command = [sys.executable, "-P", "-m", "infersiege", "run", str(settings.plan), "--out", str(path), "--gate"]

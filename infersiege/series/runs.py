@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from infersiege.capacity.child import Interrupted, Interruption, execute, last_error, why_not_begun
-from infersiege.capacity.idle import requests_of, wait_until_idle
+from infersiege.capacity.idle import wait_before_run
 from infersiege.capacity.state import load, save
 from infersiege.errors import ExitCode, InternalError, RunDirectoryError, UsageError
 from infersiege.plan import Plan
@@ -116,15 +116,13 @@ def _discard(folder: Path, directory: str) -> None:
 def _made(settings: Settings, one: OneRun, interruption: Interruption) -> OneRun:
     """Wait until the target is idle, run, and look at what it left."""
     side = settings.sides[-1 if one.directory.startswith(AGAINST) else 0]
-    idle = wait_until_idle(
+    idle = wait_before_run(
         engine_pages(side.plan),
-        lambda page: requests_of(page, settings.environ),
+        settings.environ,
+        interruption,
         pause_s=settings.pause_s,
         limit_s=settings.idle_limit_s,
-        stopped=interruption.asked,
     )
-    if interruption.asked():
-        raise Interrupted
     path = settings.folder / one.directory
     log = path.with_name(f"{path.name}.log")
     path.parent.mkdir(parents=True, exist_ok=True)
