@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from baseline_runs import write_side
 from crashed import contents
 
-from infersiege.cli import main
+from infersiege.cli import main, report_fault_of_ours
 
 Made = Callable[[Path], object]
 
@@ -261,3 +262,16 @@ def test_a_baseline_goes_to_standard_output_alone(good: Path, capfdbinary: pytes
     out, err = capfdbinary.readouterr()
     assert ended.value.code == 0 and json.loads(out)["kind"] == "infersiege baseline"
     assert err.startswith(b"baseline: -: 1 run, ")
+
+
+def test_a_fault_of_ours_is_one_line_and_a_file_whatever_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is in no UTF-8 may be the very fault."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    report_fault_of_ours(ValueError("half a pair: \ud83d"))
+    (file,) = tmp_path.iterdir()
+    assert "ValueError: half a pair: \\ud83d" in file.read_text(encoding="utf-8")
+    said = capsys.readouterr().err
+    assert said.startswith("error: a fault of infersiege: ValueError: half a pair: ") and str(file) in said
+    assert said.count("\n") == 2

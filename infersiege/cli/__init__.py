@@ -100,8 +100,9 @@ def report_fault_of_ours(error: Exception) -> None:
     """An exception that nobody foresaw: the traceback goes to a file, one line to the user."""
     click.echo(f"error: a fault of infersiege: {type(error).__name__}: {escaped(str(error))}", err=True)
     try:
+        # The message may hold what is in no UTF-8, and may be the very reason.
         with tempfile.NamedTemporaryFile(
-            "w", prefix="infersiege-fault-", suffix=".txt", delete=False, encoding="utf-8"
+            "w", prefix="infersiege-fault-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
         ) as file:
             traceback.print_exception(error, file=file)
     except OSError:  # a full disk may be the very reason
