@@ -10,12 +10,18 @@ from pathlib import Path
 
 import gevent
 
+from infersiege.errors import UsageError
 from infersiege.metrics.histogram import Histogram, bucket_of
+from infersiege.plan.schema import Plan
+from infersiege.plan.streams import streams_of
 from infersiege.records import ClientHealth
 
 TICK_SECONDS = 0.01
 TICK_NS = 10_000_000
 MOST_STEPS = 1_000
+PROCESS_FILES = 32
+"""Descriptors of a master or worker beside its connections: 18 to 20 when the load begins, and a few for what it opens
+for a moment."""
 
 
 def freeze_garbage() -> None:
@@ -154,3 +160,31 @@ def raise_descriptor_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def worker_files(plan: Plan, members: int) -> int:
+    """Least descriptors that each of so many workers needs: a connection for every user of a closed loop, who keeps it.
+
+    What an open loop has in flight nobody knows before; the doctor holds its cap against the limit (docs/doctor.md).
+    """
+    if not all(channel.keep_alive for channel in plan.channels.values()):
+        return PROCESS_FILES
+    closed = [stream for stream in streams_of(plan) if stream.load.mode == "closed"]
+    users = sum(max(stage.users for stage in stream.users) for stream in closed)
+    stop = plan.run.stop
+    if stop is not None and stop.sessions is not None:
+        users = min(users, stop.sessions)
+    return PROCESS_FILES + -(-users // members)
+
+
+def require_files(needed: int, who: str) -> None:
+    """Lift the limit on open files, and raise UsageError where that is less than needed: before the load, since in it
+    each turn would fail, and imports too. `who`: needs them, for people."""
+    limit = raise_descriptor_limit()
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return
+    raise UsageError(
+        f"a process may have {limit:,} open files here, and {who} needs at least {needed:,}",
+        hint=f"raise the limit where it was set: `ulimit -n {max(1_024, needed)}` of the shell, LimitNOFILE of the "
+        "service, --ulimit nofile of the container",
+    )

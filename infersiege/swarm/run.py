@@ -36,7 +36,7 @@ from infersiege.swarm.ending import MasterOptions, MasterResult
 from infersiege.swarm.exposure import login_of
 from infersiege.swarm.fleet import WorkerState
 from infersiege.swarm.handover import HandOver
-from infersiege.swarm.health import raise_descriptor_limit
+from infersiege.swarm.health import PROCESS_FILES, require_files, worker_files
 from infersiege.swarm.interrupts import Interrupts
 from infersiege.swarm.ledger import ChannelLabels
 from infersiege.swarm.losses import Loss, LossAccount, describe, orphans
@@ -75,6 +75,9 @@ def run_plan(
     """
     now_ns = time.time_ns()
     fleet = fleet_options(plan, options, environ)
+    require_files(PROCESS_FILES + fleet.expected_workers, "the master")
+    if fleet.local_workers:
+        require_files(worker_files(plan, fleet.expected_workers), "each of the workers")
     plan = resolve(plan, now_ns, Random(secrets.randbits(64)))
     source = SessionSource(plan, place=0, members=1)
     for warning in (*source.warnings(), *open_key_files(plan)):
@@ -193,7 +196,6 @@ class Campaign:
         """Offer the load, bring the records home, write the report. Raises what keeps the load from beginning."""
         self._run.write_plan(self._file)
         install(self._options.secret.encode())
-        raise_descriptor_limit()  # a connection for each worker, and for whoever else comes to the port
         try:
             # Before the load, which the start of a process could disturb.
             self._publisher.open()

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 import gevent
+import numpy.ma
+import numpy.random  # noqa: F401 - numpy reads both from disk when first used: in the load, and with no descriptor left
 from gevent.event import Event
 from gevent.pool import Group
 

@@ -35,7 +35,7 @@ from infersiege.swarm import messages
 from infersiege.swarm.clock import ClockExchange
 from infersiege.swarm.control import RunControl
 from infersiege.swarm.engine import SiegeEnvironment
-from infersiege.swarm.health import HealthMonitor, freeze_garbage, raise_descriptor_limit
+from infersiege.swarm.health import PROCESS_FILES, HealthMonitor, freeze_garbage, require_files, worker_files
 from infersiege.swarm.joining import joined, watch_master
 from infersiege.swarm.leaving import EARLY, LEAVE_DRAIN_NS, LeaveError, Leaving, leaving_line
 from infersiege.swarm.luggage import Luggage, as_planned, must_be_the_masters, with_places
@@ -82,7 +82,6 @@ class Worker:
 
     def run(self) -> int:
         """Blocks until the run is over, or a signal came. Returns an exit code; says what went wrong on stderr."""
-        raise_descriptor_limit()
         self._leaving.listen()
         try:
             code = self._live()
@@ -93,6 +92,7 @@ class Worker:
 
     def _live(self) -> int:
         try:
+            require_files(PROCESS_FILES, "a worker")
             self._connect()
         except InfersiegeError as error:
             return _told(error)
@@ -191,6 +191,7 @@ class Worker:
         self._clock.measure(assignment)
         offset_ns = assignment.offset_ns + self._clock.offset_ns
         plan = plan_from_json(assignment.plan)
+        require_files(worker_files(plan, assignment.members), f"each of {assignment.members} workers")
         offset, doubt = self._clock.offset_ns, self._clock.uncertainty_ns
         info = SpoolInfo.of(assignment, plan, self.name, clock_offset_ns=offset, clock_uncertainty_ns=doubt)
         spool.describe(info, assignment.plan)
