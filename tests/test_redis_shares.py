@@ -16,7 +16,18 @@ import redis_server
 
 from infersiege.plan import load_plan
 from infersiege.plan.schema import Plan
-from infersiege.records import Assignment, Epoch, EpochTable, Plays, Session, Turn, UserSlots
+from infersiege.records import (
+    Assignment,
+    Epoch,
+    EpochTable,
+    Outcome,
+    Plays,
+    Reason,
+    Session,
+    Turn,
+    TurnRecord,
+    UserSlots,
+)
 from infersiege.redis_stream import Address, RedisTrace, load
 from infersiege.redis_stream.groups import TAKE_OVER_S, Group
 from infersiege.swarm.claims import ClaimKeeper, Claims
@@ -147,6 +158,62 @@ def test_an_arrival_that_waits_for_redis_keeps_its_worker_from_being_finished(
         until(share.finished, "Redis is there again")
         assert list(share.ledger.plays.values()) == [Plays(taken=1, sent=1)]
         assert share.why_stopped is None
+    spool.close(remove=True)
+    share._clock.close()
+
+
+ENDS = [
+    (True, "1s", "patience is over before the load is: nothing can be set up any more"),
+    (False, "60s", "the load ends while an arrival waits for Redis, which answers nothing"),
+]
+
+
+@pytest.mark.parametrize(("gives_up", "patience", "why"), ENDS, ids=[why for *_, why in ENDS])
+def test_each_arrival_that_was_due_while_redis_was_away_has_its_record_and_no_later_one(
+    server: redis_server.RedisServer,
+    tmp_path: Path,
+    run_over: RunControl,
+    monkeypatch: pytest.MonkeyPatch,
+    gives_up: bool,
+    patience: str,
+    why: str,
+) -> None:
+    monkeypatch.setattr("infersiege.swarm.claims.line.ANSWER_S", 0.5)
+    gap_ms, many = 100, 600
+    stored(server, *range(0, many * gap_ms, gap_ms))
+    plan = plan_of(server, tmp_path, many, f'mode = "replay"\n[redis]\npatience = "{patience}"')
+    control, offset_ns = run_over, time.time_ns() - time.monotonic_ns()
+    with ClaimKeeper(plan, RUN):
+        assignment = Assignment(
+            run_id=RUN, epoch=0, place=0, members=1, plan=b"", plan_hash="", trace_hashes={}, offset_ns=0, boot_id=""
+        )
+        spool = Spool(tmp_path / "spool", "w0")
+        share = WorkerShare(assignment, plan, "w0", spool, control, offset_ns)
+        records: list[TurnRecord] = []
+        share.ledger.listeners.append(records.append)
+        share.enforce(table(0, "w0"))
+        assert server.process is not None
+        os.kill(server.process.pid, signal.SIGSTOP)
+        try:
+            control.begin(time.monotonic_ns())
+            share.begin()
+            directing = gevent.spawn(share.direct, gevent.spawn)
+            if gives_up:
+                until(lambda: share.why_stopped, "it waits no longer than patience says")
+            gevent.sleep(0.5)
+            ended_ns = time.monotonic_ns()
+            gevent.sleep(0.3)  # the master's word needs its time
+            control.close(Reason.RUN_END, 0, ended_ns)
+            until(directing.ready, why)
+        finally:
+            os.kill(server.process.pid, signal.SIGCONT)
+    due = sorted((record.due_ns - offset_ns - control.start_ns) // MS for record in records)
+    last_ms = (ended_ns - control.start_ns) // MS
+    assert due == list(range(0, last_ms + 1, gap_ms))
+    assert {(record.outcome, record.reason) for record in records} == {(Outcome.SKIPPED, Reason.SOURCE_FAILED)}
+    assert all(record.error_detail and server.url in record.error_detail for record in records)
+    assert share.ledger.planned_turns == share.ledger.closed_turns == len(records) and not share.ledger.open
+    assert share.claims.away_ns is not None and share.claims.away_ns >= 500 * MS
     spool.close(remove=True)
     share._clock.close()
 
