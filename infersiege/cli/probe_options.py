@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from infersiege.cli.seconds import in_seconds
 from infersiege.cli.worker_options import bind_option, expect_workers_option, workers_option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -44,10 +45,16 @@ _OPTIONS = (
     click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the plan."),
     click.option("--probe-duration", metavar="DURATION", help="Length of each run; default: the plan's duration."),
     click.option(
-        "--pause", default=2.0, show_default=True, metavar="SECONDS", help="Before a run, where no engine tells."
+        "--pause",
+        type=in_seconds,
+        default=2.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Before a run, where no engine tells; also with a unit: 90s, 2m.",
     ),
     click.option(
         "--idle-limit",
+        type=in_seconds,
         default=60.0,
         show_default=True,
         metavar="SECONDS",
@@ -57,7 +64,11 @@ _OPTIONS = (
     expect_workers_option,
     bind_option,
     click.option(
-        "--wait-for-target", default=0.0, metavar="SECONDS", help="Wait so long for the target to become ready."
+        "--wait-for-target",
+        type=in_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="Wait so long for the target to become ready.",
     ),
     click.option(
         "--json", "as_json", is_flag=True, help="The result as JSON on standard output; progress goes to stderr."

@@ -16,6 +16,7 @@ import click
 from infersiege.cli.address import MASTER_PORT, address_of
 from infersiege.cli.announce import announce, check_markdown, markdown_option
 from infersiege.cli.paths import NAMED_PATH
+from infersiege.cli.seconds import in_seconds
 from infersiege.cli.unwritten import warn_of
 from infersiege.cli.worker_options import bind_option, expect_workers_option, workers_option
 from infersiege.errors import UsageError
@@ -81,7 +82,13 @@ def asked_repeats(plan: Path, overrides: Sequence[str]) -> int:
     metavar="HOST:PORT",
     help="Serve a page on which the run can be watched, such as 127.0.0.1:8089; read-only.",
 )
-@click.option("--wait-for-target", default=0.0, metavar="SECONDS", help="Wait so long for the target to become ready.")
+@click.option(
+    "--wait-for-target",
+    type=in_seconds,
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait so long for the target to become ready.",
+)
 @click.option("--skip-doctor", is_flag=True, help="Ask the target nothing before the load.")
 @click.option(
     "--gate", "gated", is_flag=True, help="Judge the run by the plan's rules, write junit.xml, exit accordingly."
