@@ -209,6 +209,13 @@ def _reset(door: Door, count: int) -> None:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+def _as_a_namesake(door: Door) -> None:
+    """As a worker does that is started again; it is answered once the one whose name it has spoke meanwhile."""
+    for _ in range(3):
+        door.ours(door.hello(worker=door.worker))
+        time.sleep(1.0)
+
+
 def _without_key(door: Door, secret: str | None, kind: int = zmq.DEALER, **credentials: bytes) -> None:
     with door.peer(secret, kind=kind) as peer:
         peer.linger = 0
@@ -332,7 +339,7 @@ TRAITORS: dict[str, Callable[[Door], None]] = {
     "it asks for the locustfile": lambda door: door.send(door.message("locustfile", {"version": "2.47.0"})),
     "it comes and quits": _come_and_quit,
     "it wants to join": lambda door: door.ours(door.hello()),
-    "it wants to join under a worker's name": lambda door: door.ours(door.hello(worker=door.worker)),
+    "it wants to join under a worker's name": _as_a_namesake,
     "it is ready for a worker": lambda door: door.ours(
         Ready(worker=door.worker, plan_hash="", trace_hashes={}, clock_offset_ns=10**18, clock_uncertainty_ns=0)
     ),
