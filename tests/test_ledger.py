@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from journals import read_journal
 from swarm_rows import LABELS, RUN_ID, STEADY, keys, lines, record, session
 
 from infersiege.records import Outcome, Phase, Plays, Reason, TurnRecord
 from infersiege.swarm.ledger import Ledger, OpenSession, Place, request_id_of, workload_key
-from infersiege.swarm.spool import Spool, leftover_segments, read_journal
+from infersiege.swarm.spool import Spool, leftover_segments
 
 STEADY_NS = 1_000
 

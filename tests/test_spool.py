@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isolated import isolated
+from journals import read_journal
 from swarm_rows import keys, open_turn, record
 
 from infersiege.records import Segment, TurnRecord
-from infersiege.swarm.spool import JournalLine, Spool, leftover_segments, read_journal, remove_spool
+from infersiege.swarm.spool import JournalLine, Spool, leftover_segments, remove_spool
 
 decode_lines = msgspec.json.Decoder(TurnRecord).decode_lines
 

@@ -318,14 +318,3 @@ def leftover_segments(directory: Path) -> Iterator[tuple[int, bytes]]:
     for sequence, path in sorted((int(name[1]), path) for name, path in named if name is not None):
         lines = read_own(path)
         yield sequence, lines[: lines.rfind(b"\n") + 1]
-
-
-def read_journal(directory: Path) -> Iterator[JournalLine]:
-    """The journal of a dead worker; a torn last line is dropped."""
-    path = directory / JOURNAL
-    if not path.exists():
-        return
-    decoder = msgspec.json.Decoder(JournalLine)
-    for line in path.read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            yield decoder.decode(line)
